@@ -113,6 +113,14 @@ class Decision(Record):
     text: str | None = None
     by_default: bool = False
 
+    def __str__(self) -> str:
+        """Return who decided what, when, and why."""
+        verb = "answered" if self.text is not None else "approved"
+        by = "the time limit" if self.by_default else self.by or "nobody named"
+        at = f", {self.at:%Y-%m-%d %H:%M:%S} UTC" if self.at else ""
+        why = f": {self.reason}" if self.reason else ""
+        return f"{verb if self.approved else 'denied'} by {by}{at}{why}"
+
 
 class Answer(Record):
     """One of both."""

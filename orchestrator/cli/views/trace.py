@@ -9,7 +9,7 @@ from rich.text import Text
 
 from stepfleet.orchestrator.cli.terminal.format import count, moment, seconds, shown, usd
 from stepfleet.orchestrator.cli.views.explain import AwaitedTool
-from stepfleet.orchestrator.records.answers import Decision, RunEnd
+from stepfleet.orchestrator.records.answers import RunEnd
 from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt
@@ -177,16 +177,8 @@ def _call(call: ToolCallRecord, limit: int) -> Text:
     if call.run is not None:
         line.append(f"\n    {_of_run(call.run)}", style="dim")
     if call.decision is not None:
-        line.append(f"\n    {_of_decision(call.decision, limit)}", style="dim")
+        line.append(f"\n    {shown(str(call.decision), limit)}", style="dim")
     return line
-
-
-def _of_decision(decision: Decision, limit: int) -> str:
-    verb = "answered" if decision.text is not None else "approved"
-    by = "the time limit" if decision.by_default else shown(decision.by, _NAME) or "nobody named"
-    at = f", {moment(decision.at)}" if decision.at else ""
-    why = f": {shown(decision.reason, limit)}" if decision.reason else ""
-    return f"{verb if decision.approved else 'denied'} by {by}{at}{why}"
 
 
 def _of_run(run: RunEnd) -> str:

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.dashboard.api.records import (
 )
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import args_shown
-from stepfleet.orchestrator.records.answers import Decided
+from stepfleet.orchestrator.records.answers import AskPage, Decided
 
 MOST = 200
 LONGEST_ARGUMENT = 2_000
@@ -34,13 +34,18 @@ class Approvals(ReadHandler):
 
     parameters: ClassVar = {
         **_CONDITIONS,
+        "run": Parameter("the run that waits, alone"),
         "limit": whole("how many", 1, MOST),
         "cursor": text("the `next` of the page before", 400),
     }
 
     async def found(self, *_: str, **query: Any) -> WaitingPage:
         """Return a page."""
-        page = await self.site.fleet.approvals.page(**{"limit": MOST, **query})
+        approvals, run = self.site.fleet.approvals, query.pop("run", None)
+        if run:
+            page = AskPage(asks=await approvals.of_run(run))
+        else:
+            page = await approvals.page(**{"limit": MOST, **query})
         shows = self.shows_content
         return WaitingPage(
             waiting=tuple(

@@ -37,12 +37,22 @@ export function post(path, body = {}, params = {}) {
   return request(address(path, params), { method: "POST", headers, body: isFile ? body : JSON.stringify(body) });
 }
 
+/** The last part of this page's address: an id, as it was sent where it cannot be decoded. */
+export function named() {
+  const last = window.location.pathname.split("/").filter(Boolean).at(-1) ?? "";
+  try {
+    return decodeURIComponent(last);
+  } catch {
+    return last;
+  }
+}
+
 async function request(url, options) {
   let answer;
   try {
     answer = await fetch(url, { credentials: "same-origin", ...options });
   } catch {
-    throw new ApiError(0, "Flower does not answer; it is tried again");
+    throw new ApiError(0, "Flower does not answer.");
   }
   const text = await answer.text();
   let found;

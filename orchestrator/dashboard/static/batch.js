@@ -1,12 +1,12 @@
 // The page of a batch: how far it is, why runs failed, and what can be done about it.
 
-import { address, get, page, post } from "./api.js";
-import { button, count, duration, el, facts, fill, problem, table, time, usd } from "./dom.js";
+import { address, get, named, page, post } from "./api.js";
+import { button, count, duration, el, facts, fill, many as counted, problem, renew, table, time, usd } from "./dom.js";
 import { attempt } from "./dialog.js";
-import { follow } from "./live.js";
+import { follow, tryAgain } from "./live.js";
 import { Pace, ended, open, outcome, redraw, state } from "./progress.js";
 
-const id = decodeURIComponent(location.pathname.split("/").filter(Boolean).at(-1));
+const id = named();
 const path = `/batches/${encodeURIComponent(id)}`;
 const READ = 5000; // failed runs that are read to group them
 const REGROUP = 10_000; // milliseconds between two readings of failures, where they change
@@ -18,7 +18,7 @@ let isReading = false;
 let isStale = false;
 
 const runs = (query) => page(`/runs?${new URLSearchParams({ batch: id, ...query })}`);
-const many = (number) => `${count(number)} ${number === 1 ? "run" : "runs"}`;
+const many = (number) => counted(number, "run");
 
 /** Ask, do it for the whole batch, and read anew. */
 async function act(verb, title, text, body = {}, danger = false) {
@@ -30,7 +30,7 @@ async function act(verb, title, text, body = {}, danger = false) {
 
 function showHead(one) {
   const bad = ended(one) - one.completed;
-  fill(head,
+  renew(head,
     outcome(one, true),
     facts([
       ["State", state(one)],
@@ -62,14 +62,14 @@ function showHeld(one) {
   if (!one.sealed && one.submission_stalled && !one.cancel_requested) {
     notes.push(el("div", { class: "alert alert-warning" }, `Only ${count(one.submitted)} of ${count(one.total)} runs were created, and their submitter is gone. Submit the same file again, with the same agent and id: the others are created, and nothing runs twice.`));
   }
-  fill(held, notes);
+  renew(held, notes);
 }
 
 function showButtons(one) {
   const left = many(open(one));
   const bad = one.failed + one.stopped;
   const link = (name, params) => el("a", { class: "btn btn-sm btn-outline-secondary", href: address(`${path}/results`, params) }, name);
-  fill(buttons,
+  renew(buttons,
     open(one) && one.paused < open(one) ? button("Pause …", () => act("pause", "Pause this batch?", `No step of its ${left} begins until it is resumed.`)) : null,
     one.paused || one.held ? button("Resume …", () => act("resume", "Resume this batch?", `${many(one.paused)} go on.`)) : null,
     open(one) ? button("Cancel …", () => act("cancel", "Cancel this batch?", `${left} end now, also those under way; what they have cost stays.`, {}, true), "outline-danger") : null,
@@ -78,9 +78,9 @@ function showButtons(one) {
 }
 
 function showWaits(found) {
-  if (!found.length) return fill(waits);
+  if (!found.length) return renew(waits);
   const rows = found.map((one) => [one.waits_for || "limits of the fleet", many(one.runs), duration(one.seconds)]);
-  return fill(waits, el("div", { class: "sf-card" }, el("h2", {}, "Waiting for limits"),
+  return renew(waits, el("div", { class: "sf-card" }, el("h2", {}, "Waiting for limits"),
     table("Limits that runs wait for", ["Limit", { name: "Of up to 500 runs looked at", right: true }, { name: "Longest so far", right: true }], rows),
     el("p", { class: "mb-0" }, el("a", { href: page("/fleet") }, "Limits of the fleet"))));
 }
@@ -100,12 +100,12 @@ function group(one, isWhole) {
 }
 
 function showFailures(found) {
-  if (!found) return fill(failures);
+  if (!found) return renew(failures);
   const isWhole = found.read >= found.not_completed;
   const rows = found.groups.map((one) => group(one, isWhole));
   const rest = isWhole ? null : el("p", { class: "sf-muted" }, `The first ${count(found.read)} of ${many(found.not_completed)} were read.`);
   const more = found.ungrouped ? el("p", { class: "sf-muted" }, `${many(found.ungrouped)} more have other causes.`) : null;
-  return fill(failures, el("h2", { class: "h5", id: "failures" }, "Why runs did not complete"),
+  return renew(failures, el("h2", { class: "h5", id: "failures" }, "Why runs did not complete"),
     table("Causes", [{ name: "Runs", right: true }, "Cause", ""], rows), rest, more);
 }
 
@@ -145,7 +145,8 @@ async function load() {
     showWaits(found.waits);
     await groupFailures(one);
   } catch (error) {
-    fill(held, problem(error));
+    renew(held, problem(error));
+    tryAgain(error, load);
   }
   isReading = false;
   if (isStale) {

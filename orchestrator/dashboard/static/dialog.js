@@ -28,7 +28,8 @@ export function form({ title, text = "", fields = [], button = "OK", danger = fa
     const made = el("dialog", { class: "sf-dialog", "aria-labelledby": id }, entry);
     entry.addEventListener("submit", async (event) => {
       event.preventDefault();
-      const given = Object.fromEntries(new FormData(entry));
+      // Forms send line breaks as of old; what was typed has them as \n.
+      const given = Object.fromEntries([...new FormData(entry)].map(([name, value]) => [name, value.replaceAll("\r\n", "\n")]));
       if (!act) return close(given);
       const [submit] = entry.querySelectorAll("button[type=submit]");
       submit.disabled = true;

@@ -7,11 +7,56 @@ export function el(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
     if (value === false || value === null || value === undefined) continue;
-    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    if (name.startsWith("on")) listen(made, name.slice(2), value);
     else made.setAttribute(name, value === true ? "" : String(value));
   }
   made.append(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
   return made;
+}
+
+const acts = new WeakMap();
+
+/** Have an element do `act` on events of a type; `renew` may give it another one later. */
+function listen(node, type, act) {
+  if (!acts.has(node)) acts.set(node, {});
+  acts.get(node)[type] = act;
+  node.addEventListener(type, (event) => acts.get(node)[type](event));
+}
+
+const IS_ROOM = new Set(["DIV", "SECTION", "TABLE", "TBODY", "DL"]);
+
+/**
+ * Replace what has changed in an element. What looks the same stays: a reader may be about to press
+ * it, or have the keyboard there, and it then does what the new one would.
+ */
+export function renew(node, ...children) {
+  const wanted = children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false);
+  let at = node.firstChild;
+  for (const one of wanted) {
+    const made = typeof one === "string" ? document.createTextNode(one) : one;
+    let same = at;
+    while (same && !same.isEqualNode(made)) same = same.nextSibling;
+    if (same) {
+      while (at !== same) at = removed(at);
+      adopt(same, made);
+      at = same.nextSibling;
+    } else if (at && IS_ROOM.has(at.nodeName) && at.cloneNode().isEqualNode(made.cloneNode())) {
+      renew(at, [...made.childNodes]);
+      at = at.nextSibling;
+    } else node.insertBefore(made, at);
+  }
+  while (at) at = removed(at);
+}
+
+function removed(node) {
+  const next = node.nextSibling;
+  node.remove();
+  return next;
+}
+
+function adopt(node, made) {
+  if (acts.has(made)) Object.assign(acts.get(node), acts.get(made));
+  [...made.childNodes].forEach((one, at) => adopt(node.childNodes[at], one));
 }
 
 /** Replace what is in an element. */
@@ -58,10 +103,12 @@ export function time(iso) {
 /** Seconds for people. */
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "";
-  if (seconds < 1) return `${Math.round(seconds * 1000)} ms`;
-  if (seconds < 60) return `${seconds.toFixed(1)} s`;
-  if (seconds < 3600) return `${Math.floor(seconds / 60)} min ${Math.round(seconds % 60)} s`;
-  return `${Math.floor(seconds / 3600)} h ${Math.round((seconds % 3600) / 60)} min`;
+  if (seconds < 0.9995) return `${Math.round(seconds * 1000)} ms`;
+  if (seconds < 59.95) return `${seconds.toFixed(1)} s`;
+  const whole = Math.round(seconds);
+  if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
+  const minutes = Math.round(seconds / 60);
+  return `${Math.floor(minutes / 60)} h ${minutes % 60} min`;
 }
 
 /** Memory. */
@@ -72,11 +119,15 @@ export function usd(value) {
   if (value === null || value === undefined) return "";
   const number = Number(value);
   if (number === 0) return "$0";
-  return number >= 1 ? `$${number.toFixed(2)}` : `$${Number(number.toPrecision(2))}`;
+  if (number < 1e-6) return `$${number.toFixed(Math.min(1 - Math.floor(Math.log10(number)), 20))}`; // never 1.5e-7
+  return number >= 0.995 ? `$${number.toFixed(2)}` : `$${Number(number.toPrecision(2))}`;
 }
 
 /** A whole number with its thousands. */
 export const count = (number) => (number === null || number === undefined ? "" : Number(number).toLocaleString("en-US"));
+
+/** So many runs, steps, ...: with an s where they are several. */
+export const many = (number, noun) => `${count(number)} ${noun}${Number(number) === 1 ? "" : "s"}`;
 
 const COLOURS = { completed: "success", failed: "danger", stopped: "warning", cancelled: "secondary", in_progress: "primary", queued: "info", paused: "secondary" };
 
@@ -87,11 +138,12 @@ export const badge = (status) => el("span", { class: `badge sf-badge text-bg-${C
 export const button = (name, onclick, kind = "outline-primary") =>
   el("button", { type: "button", class: `btn btn-sm btn-${kind}`, onclick }, name);
 
-/** A field with its label. `options` make it a choice; their first one is the default. */
+/** A field with its label. `options` make it a choice, their first one is the default; a `textarea` takes lines. */
 export function field(label, name, value = "", { options = null, type = "text", hint = null } = {}) {
   const id = `field-${name}`;
   const input = options
     ? el("select", { id, name, class: "form-select form-select-sm" }, options.map(([key, text]) => el("option", { value: key, selected: key === value }, text)))
+    : type === "textarea" ? el("textarea", { id, name, rows: 4, class: "form-control form-control-sm", placeholder: hint }, value)
     : el("input", { id, name, type, value, class: type === "checkbox" ? "form-check-input" : "form-control form-control-sm", placeholder: hint, autocomplete: "off" });
   return el("div", { class: "sf-field" }, el("label", { for: id, class: "form-label" }, label), input);
 }

@@ -6,6 +6,16 @@ const AT_MOST_EVERY = 1000;
 const FIRST_RETRY = 2000;
 const LONGEST_RETRY = 60_000;
 
+const AGAIN = 5000;
+let again = 0;
+
+/** Read once more in a while, after an error that may pass by itself. */
+export function tryAgain(error, read) {
+  clearTimeout(again);
+  const isRefused = error.status >= 400 && error.status < 500 && error.status !== 429;
+  if (!isRefused) again = setTimeout(read, AGAIN);
+}
+
 /**
  * Calls `onChange(topic, data)` when something has changed, at most once a second per topic, and
  * once per topic after each connection: whoever reads again then misses nothing. Topics are

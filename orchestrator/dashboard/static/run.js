@@ -1,12 +1,13 @@
 // One run: what became of it, its steps, and what can be done with it.
 
-import { get, page, post } from "./api.js";
+import { get, named, page, post } from "./api.js";
 import { spans } from "./chart.js";
+import { decisions } from "./decisions.js";
 import { attempt } from "./dialog.js";
-import { badge, button, count, duration, el, facts, fill, folded, problem, table, time, usd } from "./dom.js";
-import { follow } from "./live.js";
+import { badge, button, count, duration, el, facts, fill, folded, many, problem, renew, table, time, usd } from "./dom.js";
+import { follow, tryAgain } from "./live.js";
 
-const id = decodeURIComponent(location.pathname.replace(/\/+$/, "").split("/").pop());
+const id = named();
 const path = `/runs/${encodeURIComponent(id)}`;
 const STEPS = 50;
 const ENDED = ["completed", "failed", "stopped", "cancelled"];
@@ -34,6 +35,7 @@ const text = el("div");
 const steps = el("div");
 let first = 1;
 let found = null;
+let waiting = []; // calls of this run that wait for people
 
 const isOver = (run) => ENDED.includes(run.status);
 const numbers = (given) => Object.fromEntries(Object.entries(given).filter(([name, value]) => value !== "" && LIMITS.some((one) => one.name === name)).map(([name, value]) => [name, Number(value)]));
@@ -49,7 +51,7 @@ function buttons(run) {
     made.push(act("retry", { title: "Retry this run?", text: "It goes on with the step that failed; what went well is kept.", button: "Retry" }));
     made.push(act("retry", { title: "Raise limits and go on?", text: "Leave empty what stays as it is.", fields: LIMITS, button: "Raise and go on" }, (given) => ({ overrides: numbers(given) })));
   }
-  if (isOver(run)) made.push(act("send", { title: "Send a message", text: "The run goes on with its whole conversation.", fields: [{ label: "Message", name: "message" }], button: "Send" }, (given) => ({ message: given.message }), () => "The run goes on."));
+  if (isOver(run)) made.push(act("send", { title: "Send a message", text: "The run goes on with its whole conversation.", fields: [{ label: "Message", name: "message", type: "textarea" }], button: "Send" }, (given) => ({ message: given.message }), () => "The run goes on."));
   if (run.status === "paused") made.push(act("resume", { title: "Resume this run?", button: "Resume" }));
   else if (!isOver(run)) made.push(act("pause", { title: "Pause this run?", text: "It stops before its next step or tool.", button: "Pause" }));
   if (!isOver(run)) made.push(act("cancel", { title: "Cancel this run?", text: "A step under way is broken off.", button: "Cancel", danger: true }));
@@ -61,7 +63,7 @@ function buttons(run) {
 async function fork(at = found.run.steps - 1, title = "Fork this run") {
   const fields = [
     { label: `Keep steps (0 to ${found.run.steps})`, name: "at", type: "number", value: String(at) },
-    { label: "Message in place of what it was given there", name: "message" },
+    { label: "Message in place of the one that it had there", name: "message", type: "textarea" },
     { label: "Model", name: "model", hint: "as before" },
     ...LIMITS,
   ];
@@ -89,12 +91,23 @@ function header(run) {
       ["Celery", el("a", { href: page(`/tasks?name=${encodeURIComponent(`step args:"${run.run_id.replaceAll('"', "")}"`)}`) }, "its tasks")],
     ]),
     buttons(run),
+    waiting.map(asked),
     found.waits_for ? el("p", { class: "sf-wrap" }, el("strong", {}, `Step ${run.steps + 1} waits for `), found.waits_for) : null,
     found.evaluations.length ? el("details", { class: "sf-folded mb-3", "data-key": "why", open: run.status !== "completed" && isOver(run) },
       el("summary", {}, `Why: ${found.reason}`),
       table("Criteria", ["Criterion", "Decision", "Reason", "Numbers"], found.evaluations.map(criterion))) : null,
     lost(),
   ];
+}
+
+/** A call that waits for a person, with what decides it. */
+function asked(one) {
+  const { ask, is_hidden: isHidden } = one;
+  const words = ask.kind === "question" && !isHidden ? String(ask.arguments.question ?? "") : ask.tool;
+  return el("section", { class: "sf-card", "aria-label": `Waits for a person: ${ask.tool}` },
+    el("p", { class: "sf-wrap" }, el("strong", {}, words), ask.until ? [" until ", time(ask.until)] : null),
+    isHidden || ask.kind === "question" ? null : el("pre", { class: "sf-wrap" }, JSON.stringify(ask.arguments, null, 1)),
+    decisions([one], load));
 }
 
 const criterion = (one) => [
@@ -105,7 +118,7 @@ const criterion = (one) => [
 function lost() {
   if (!found.lost.length) return null;
   const row = (one) => [String(one.step), KINDS[one.kind] || one.kind, one.at ? time(one.at) : "", duration(one.seconds), count(one.tokens), usd(one.cost_usd), el("span", { class: "sf-wrap" }, one.reason || "")];
-  return el("details", { class: "sf-folded mb-3", "data-key": "lost" }, el("summary", {}, `${count(found.lost_attempts)} attempts were not committed`),
+  return el("details", { class: "sf-folded mb-3", "data-key": "lost" }, el("summary", {}, `${many(found.lost_attempts, "attempt")} ${found.lost_attempts === 1 ? "was" : "were"} not committed`),
     table("Lost attempts", ["Step", "What became of it", "At", "Seconds", "Tokens", "Cost", "Reason"], found.lost.map(row)));
 }
 
@@ -136,13 +149,15 @@ function timeline(list) {
 
 function tool(call) {
   const name = `${call.tool} · ${duration(call.duration_ms === null ? null : call.duration_ms / 1000)}${call.is_error ? " · failed" : ""}`;
-  return el("div", { class: "ms-3" }, el("div", { class: call.is_error ? "sf-error" : null }, name), call.error ? el("div", { class: "sf-error small" }, call.error) : null,
+  const started = call.run_id ? el("a", { class: "small", href: page(`/runs/${encodeURIComponent(call.run_id)}`) }, "the run that it started") : null;
+  const decision = call.decision ? el("div", { class: "sf-muted small sf-wrap" }, call.decision) : null;
+  return el("div", { class: "ms-3" }, el("div", { class: call.is_error ? "sf-error" : null }, name), started, decision, call.error ? el("div", { class: "sf-error small" }, call.error) : null,
     call.arguments === null ? null : folded("arguments", call.arguments), call.result === null ? null : folded("result", call.result));
 }
 
 function step(one) {
   if (one.too_large) return el("article", { class: "sf-card" }, el("h3", {}, `Step ${one.step}`), el("p", {}, "It is too large for this page: stepfleet show has all of it."));
-  const about = [one.model, `${count(one.tokens)} tokens (${count(one.output_tokens)} written${one.cached_tokens ? `, ${count(one.cached_tokens)} cached by the provider` : ""})`, usd(one.cost_usd), duration(one.duration_ms === null ? null : one.duration_ms / 1000), one.cached ? "answered from the cache" : null,
+  const about = [one.model, `${many(one.tokens, "token")} (${count(one.output_tokens)} written${one.cached_tokens ? `, ${count(one.cached_tokens)} cached by the provider` : ""})`, usd(one.cost_usd), duration(one.duration_ms === null ? null : one.duration_ms / 1000), one.cached ? "answered from the cache" : null,
     one.waited_seconds >= 0.05 ? `waited ${duration(one.waited_seconds)}${one.waited_for ? ` for ${one.waited_for}` : ""}` : null, one.worker].filter(Boolean);
   if (!one.type) return el("article", { class: "sf-card" }, el("h3", {}, `Step ${one.step}`), el("p", { class: "sf-muted" }, "Its memory policy has removed this step from the log."));
   const again = button("Again from here", () => fork(one.step - 1, `Again from step ${one.step}`), "link");
@@ -150,7 +165,7 @@ function step(one) {
   again.setAttribute("aria-label", `Again from step ${one.step}`);
   const made = el("article", { class: "sf-card" },
     one.given === null ? null : folded("message to the run", one.given, one.given.length < 400),
-    el("h3", {}, `Step ${one.step}`, one.type ? ` · ${one.type.replaceAll("_", " ")}` : ""),
+    el("h3", {}, `Step ${one.step}`, one.agent ? ` · ${one.agent}` : "", one.type ? ` · ${one.type.replaceAll("_", " ")}` : ""),
     el("p", { class: "sf-muted small sf-wrap" }, about.join(" · ")),
     one.errors.map((error) => el("p", { class: "sf-error" }, error)),
     one.text ? folded("answer", one.text, true) : null,
@@ -209,17 +224,18 @@ async function load() {
     read = await get(path, { first, limit: STEPS });
     found = read;
     other = await beside();
+    waiting = read.waits_for && !isOver(read.run) ? (await get("/approvals", { run: id })).waiting : [];
   } catch (error) {
     if (mine === turn) failed(error);
     return;
   }
-  const state = JSON.stringify([first, read, other?.toString()]);
+  const state = JSON.stringify([first, read, waiting, other?.toString()]);
   // Only what has changed is drawn anew: a reader may be in the middle of it.
   if (mine !== turn || (state === shown && !other)) return;
   shown = state;
   keepingPlace(() => {
-    fill(head, header(read.run), other);
-    fill(steps, el("h2", { class: "h5" }, "Steps"), timeline(read.steps), pages(),
+    renew(head, header(read.run), other);
+    renew(steps, el("h2", { class: "h5" }, "Steps"), timeline(read.steps), pages(),
       read.content ? null : el("p", { class: "alert alert-secondary" }, "Texts of models and tools are not shown here: Flower was started without them, or without a password."),
       read.steps.length ? read.steps.map(step) : el("p", { class: "sf-muted" }, read.run.steps ? "There are no steps here." : "No step is committed yet."),
       read.given !== null && !read.next ? folded("message to the run, not answered yet", read.given, true) : null,
@@ -236,6 +252,7 @@ function failed(error) {
   if (isGone || !shown) fill(head, problem(error), hint);
   else if (!head.querySelector("[role=alert]")) head.prepend(problem(error));
   shown = isGone ? "" : `${shown} `;
+  tryAgain(error, load);
 }
 
 /** Leave open what is open, and the keyboard where it is. */

@@ -1,7 +1,7 @@
 // The list of runs: filters in the address, pages by cursor, and what is read again when it changes.
 
 import { address, get, page } from "./api.js";
-import { badge, button, count, duration, el, field, fill, problem, table, time, usd } from "./dom.js";
+import { badge, button, count, duration, el, field, fill, many, problem, renew, table, time, usd } from "./dom.js";
 import { follow } from "./live.js";
 import { Selection } from "./runs_selection.js";
 
@@ -25,6 +25,7 @@ let reading = null; // the newest reading: answers of older ones are dropped
 let drawn = "";
 let notBefore = 0;
 let waiting = null;
+let isStale = false; // something has changed since the reading under way began
 
 function query() {
   return new URLSearchParams(window.location.search);
@@ -67,9 +68,14 @@ async function load({ anew = false } = {}) {
     fill(pager);
     if (!(error.status >= 400 && error.status < 500)) setTimeout(later, AGAIN);
   } finally {
-    if (reading === mine) content.removeAttribute("aria-busy");
     const now = performance.now();
     notBefore = now + (now - mine.begun) * REST;
+    if (reading === mine) {
+      content.removeAttribute("aria-busy");
+      reading = null;
+      if (isStale) later();
+      isStale = false;
+    }
   }
 }
 
@@ -77,7 +83,9 @@ async function load({ anew = false } = {}) {
 function later() {
   waiting ??= setTimeout(() => {
     waiting = null;
-    load();
+    // A reading that takes long is not begun anew by each change: it would never end.
+    if (reading) isStale = true;
+    else load();
   }, Math.max(notBefore - performance.now(), 0));
 }
 
@@ -103,11 +111,11 @@ function draw() {
   selection.show(shown.runs, Boolean(shown.next || query().get("cursor")));
   if (text !== drawn) {
     drawn = text;
-    keepingPlace(() => fill(list, rows()));
-    fill(pager, buttons());
+    keepingPlace(() => renew(list, rows()));
+    renew(pager, buttons());
   }
   const more = shown.next ? " There are more." : "";
-  const said = shown.runs.length ? `${count(shown.runs.length)} runs on this page, the newest first.${more}` : "";
+  const said = shown.runs.length ? `${many(shown.runs.length, "run")} on this page, the newest first.${more}` : "";
   if (summary.textContent !== said) summary.textContent = said;
 }
 
@@ -137,7 +145,7 @@ function row(run) {
       run.line_id ? el("div", { class: "sf-muted sf-wrap sf-short" }, run.line_id) : null,
     ],
     narrowed(narrow, "agent", run.agent),
-    [badge(run.status), reason ? el("div", { class: "sf-muted" }, reason) : null, run.lost_workers ? el("div", { class: "sf-muted" }, `${run.lost_workers} lost workers`) : null],
+    [badge(run.status), reason ? el("div", { class: "sf-muted" }, reason) : null, run.lost_workers ? el("div", { class: "sf-muted" }, many(run.lost_workers, "lost worker")) : null],
     run.error ? el("div", { class: "sf-error" }, run.error) : "",
     run.batch_id ? el("a", { class: "sf-id", href: page(`/batches/${encodeURIComponent(run.batch_id)}`), title: run.batch_id, "aria-label": `Batch ${run.batch_id}` }, run.batch_id.slice(0, SHORT)) : "",
     run.tenant ? narrowed(narrow, "tenant", run.tenant) : "",

@@ -60,7 +60,10 @@ class RunTree(Record):
 
 
 class ToolSummary(Record):
-    """A tool call as a timeline shows it. Texts are cut; None where contents are hidden."""
+    """A tool call as a timeline shows it. Texts are cut; None where contents are hidden.
+
+    `run_id` is the run that the call has started, `decision` who has decided it, and when.
+    """
 
     tool: str
     call_id: str
@@ -69,6 +72,8 @@ class ToolSummary(Record):
     error: str | None = None
     arguments: str | None = None
     result: str | None = None
+    run_id: str | None = None
+    decision: str | None = None
 
 
 class StepSummary(Record):
@@ -86,6 +91,7 @@ class StepSummary(Record):
     duration_ms: float | None = None
     waited_seconds: float = 0.0
     waited_for: str = ""
+    agent: str | None = None
     model: str | None = None
     worker: str | None = None
     finish_reason: str | None = None

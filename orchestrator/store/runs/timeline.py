@@ -1,13 +1,14 @@
 """Reads a run's steps page by page, as a timeline shows them: bounded, whatever they contain."""
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import orjson
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.waiting import waits_in
+from stepfleet.orchestrator.records.answers import Awaited, Decision, awaited_by
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationOutcome
 from stepfleet.orchestrator.records.run.facts import LostAttempt
 from stepfleet.orchestrator.records.run.summary import (
@@ -34,6 +35,11 @@ MOST_CALLS = 50
 MOST_NUMBERS = 10
 MOST_LOST = 50
 MOST_LOST_READ = 1_000
+_FOR = {
+    Awaited.RUN: "the end of the run that it has started",
+    Awaited.APPROVAL: "a person's approval",
+    Awaited.PERSON: "a person's answer",
+}
 
 
 class Timelines:
@@ -146,8 +152,11 @@ def _lost(one: LostAttempt) -> LostSummary:
 
 def _waits(waiting: str | None, outage: str | None, step: str | None) -> str:
     """Return what the next step waits for: tools on other queues, or a service that is out."""
-    tools: Iterable[str] = (
-        f"tool {one.tool!r} on queue {one.queue!r}" for one in waits_in(waiting or "", step or "0")
+    tools = (
+        f"tool {one.tool!r}: {_FOR[by]}"
+        if (by := awaited_by(one.queue))
+        else f"tool {one.tool!r} on queue {one.queue!r}"
+        for one in waits_in(waiting or "", step or "0")
     )
     if text := _cut(", ".join(tools)):
         return text
@@ -219,6 +228,7 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
         duration_ms=result.duration_ms,
         waited_seconds=result.waited_seconds,
         waited_for=result.waited_for,
+        agent=result.agent,
         model=result.model,
         worker=result.worker,
         finish_reason=result.finish_reason.value,
@@ -238,10 +248,18 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
                 error=_cut(call.error.message) if call.error else None,
                 arguments=_cut(_json(call.arguments)) if content else None,
                 result=_cut(_json(call.result)) if content else None,
+                run_id=call.run.run_id if call.run else None,
+                decision=_decision(call.decision, content=content),
             )
             for call in calls
         ),
     )
+
+
+def _decision(decision: Decision | None, *, content: bool) -> str | None:
+    if decision is None:
+        return None
+    return _cut(str(decision if content else decision.model_copy(update={"reason": ""})))
 
 
 def _json(value: object) -> str:

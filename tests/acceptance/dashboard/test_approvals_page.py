@@ -62,13 +62,46 @@ def test_equal_calls_are_approved_together_and_a_question_is_answered(
     (asked,) = (one for one in fleet.approvals.all() if one.run_id == question)
     assert asked.kind == "question"
     expect(rows).to_have_count(1)
-    rows.get_by_role("button", name="Answer").click()
+    assert page.title() == "Approvals · Flower"
+    page = visitor.open(f"/runs/{question}")
+    card = page.get_by_label("Waits for a person: ask_person")
+    expect(card).to_contain_text(EVIL)
+    assert visitor.barriers() == []
+    card.get_by_role("button", name="Answer").click()
     page.locator("dialog[open] select").select_option("red")
     page.locator("dialog[open] button[type=submit]").click()
-    expect(rows).to_contain_text("Nothing waits")
+    expect(page.locator("article").first).to_contain_text("answered by me")
     assert fleet.runs.wait(question, timeout=LONG / 1000).output == "red"
-    assert page.title() == "Approvals · Flower"
+    expect(card).to_have_count(0)
+    page = visitor.open("/approvals")
+    expect(rows).to_contain_text("Nothing waits")
     assert visitor.complaints == []
     decided = [result.steps[0].tool_calls[0].decision for result in batch.results()]
     assert {one.by for one in decided if one} == {"me"}
     assert len(effects.read_text().splitlines()) == 5
+
+
+def test_what_has_not_changed_stays_where_a_reader_is_about_to_press_it(
+    chromium: Browser, site: Site, fleet: Fleet
+) -> None:
+    first = fleet.submit(CLERK, "one")
+    visitor = Visitor(chromium, site)
+    page = visitor.open("/runs")
+    expect(page.locator(f"#pick-{first}")).to_have_count(1)
+    page.evaluate("id => { window.kept = document.getElementById(`pick-${id}`) }", first)
+    second = fleet.submit(CLERK, "two")
+    expect(page.locator(f"#pick-{second}")).to_have_count(1)
+    assert page.evaluate("window.kept.isConnected")
+    page.evaluate("window.kept.click()")
+    expect(page.get_by_text("1 selected.")).to_be_visible()
+    page = visitor.open(f"/runs/{first}")
+    expect(page.locator("#act-cancel")).to_have_count(1)
+    page.evaluate("window.kept = document.getElementById('act-cancel')")
+    fleet.runs.pause(first)
+    expect(page.locator("#act-resume")).to_have_count(1)
+    assert page.evaluate("window.kept.isConnected")
+    page.evaluate("window.kept.click()")
+    expect(page.locator("dialog[open]")).to_contain_text("Cancel this run?")
+    page.keyboard.press("Escape")
+    page = visitor.open("/runs/%")
+    expect(page.locator("#content")).to_contain_text("there is no such resource")
