@@ -1,5 +1,6 @@
 """Agents that work for others, on real workers: no slot while waiting, nothing done twice."""
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from support.deadlines import wait_until
+from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import ErrorPolicy, Fleet
@@ -40,6 +42,21 @@ def team(request: RequestRecord) -> Reply:
     return Reply(f"fine: {key}", latency=0.01)
 
 
+def list_below(commands: CommandLine, redis_url: str, run_id: str) -> list[str]:
+    """Return the runs that `stepfleet ls --parent` lists, by two pages."""
+    found, more = list[str](), list[str]()
+    for last in (False, True):
+        listed = commands(
+            *("ls", "--parent", run_id, "--limit", "2", "--json", *more),
+            STEPFLEET_REDIS_URL=redis_url,
+        )
+        page = json.loads(listed.stdout)
+        found += [one["run_id"] for one in page["runs"]]
+        assert (page["next"] is None) is last
+        more = ["--cursor", page["next"]]
+    return found
+
+
 def deeper(request: RequestRecord) -> Reply:
     """Have the next level do it."""
     if request.turn > 1 or request.key == "level 5":
@@ -50,7 +67,11 @@ def deeper(request: RequestRecord) -> Reply:
 
 
 def test_a_parent_and_three_children_share_one_slot(
-    model: ModelServer, start_worker: Start, env: dict[str, str], redis_url: str
+    model: ModelServer,
+    start_worker: Start,
+    env: dict[str, str],
+    redis_url: str,
+    commands: CommandLine,
 ) -> None:
     """MULTI-04, MULTI-08: the children run at once, and are joined once."""
     model.follow(team)
@@ -88,8 +109,9 @@ def test_a_parent_and_three_children_share_one_slot(
         small = fleet.runs.tree(run_id, limit=2)
         assert (len(small.below), small.left_out) == (2, 1)
         assert [one.left_out for one in small.below] == [1, 1]
-        listed = {run.run_id for run in fleet.runs.page(parent=run_id).runs}
-        assert listed == {one.run.run_id for one in tree.below}
+        listed = [run.run_id for run in fleet.runs.page(parent=run_id).runs]
+        assert set(listed) == {one.run.run_id for one in tree.below}
+        assert list_below(commands, redis_url, run_id) == listed
     asked = Counter(request.key for request in model.requests)
     assert sum(asked.values()) == 2 + 2 * 2 + 2 + 1
     assert len(result.steps) == 2
