@@ -9,6 +9,7 @@ const PAGES = 10; // of 200 calls each; more are decided on the command line, or
 const content = document.getElementById("content");
 const list = el("div", { "aria-live": "off" });
 let shown = 0;
+let drawn = "";
 
 function row(same) {
   const [{ ask, is_hidden: isHidden }] = same;
@@ -19,7 +20,7 @@ function row(same) {
   const words = isQuestion && !isHidden ? String(ask.arguments.question ?? "") : ask.tool;
   return [
     count(same.length),
-    el("div", { class: "sf-wrap" }, el("strong", {}, words), folded(isQuestion ? "question" : "arguments", about)),
+    el("div", { class: "sf-wrap" }, el("strong", { class: "sf-clamp" }, words), folded(isQuestion ? "question" : "arguments", about)),
     el("div", { class: "sf-wrap" }, ask.agent, ask.tenant ? el("div", { class: "sf-muted small" }, ask.tenant) : null),
     el("div", {}, link, others),
     el("div", {}, time(ask.since), ask.until ? el("div", { class: "sf-muted small" }, "until ", time(ask.until)) : null),
@@ -44,6 +45,9 @@ async function load() {
   try {
     const { found, isAll } = await read();
     if (mine !== shown) return;
+    const text = JSON.stringify([found, isAll]);
+    if (text === drawn) return; // arguments that somebody reads stay open
+    drawn = text;
     const groups = new Map();
     for (const one of found) {
       const key = one.ask.kind === "question" ? one.ask.key : one.group;
@@ -55,6 +59,7 @@ async function load() {
     renew(list, table("Calls that wait for a person", columns, rows, "Nothing waits for a person."), more);
   } catch (error) {
     if (mine !== shown) return;
+    drawn = "";
     renew(list, problem(error));
     tryAgain(error, load);
   }

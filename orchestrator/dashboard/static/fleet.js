@@ -5,6 +5,7 @@ import { attempt } from "./dialog.js";
 import { button, count, duration, el, facts, fill, megabytes, problem, table, time } from "./dom.js";
 import { limitsTable, setLimit } from "./fleet_limits.js";
 import { follow } from "./live.js";
+import { redraw } from "./progress.js";
 
 const EVERY = 15_000;
 const AGAIN = 3_000;
@@ -111,15 +112,15 @@ async function part(node, title, read) {
   } catch (error) {
     shown = problem(error);
   }
-  fill(node, el("h2", { class: "h5" }, title), shown);
+  redraw(node, () => fill(node, el("h2", { class: "h5" }, title), shown));
 }
 
 async function current() {
   try {
     const found = await get("/fleet");
-    fill(now, fleet(found));
-    fill(limits, el("h2", { class: "h5" }, "Limits"), el("div", { class: "sf-buttons" }, button("Set a limit", () => setLimit(null).then(load))),
-      found.limits_problem ? problem(new Error(found.limits_problem)) : limitsTable(found.limits, load));
+    redraw(now, () => fill(now, fleet(found)));
+    redraw(limits, () => fill(limits, el("h2", { class: "h5" }, "Limits"), el("div", { class: "sf-buttons" }, button("Set a limit", () => setLimit(null).then(load))),
+      found.limits_problem ? problem(new Error(found.limits_problem)) : limitsTable(found.limits, load)));
   } catch (error) {
     fill(now, problem(error));
   }

@@ -13,7 +13,7 @@ export function redraw(node, draw) {
   const before = node.contains(document.activeElement) ? key(document.activeElement) : null;
   draw();
   if (before === null) return;
-  const all = [...node.querySelectorAll("a, button")];
+  const all = [...node.querySelectorAll("a, button, summary")];
   (all.find((one) => key(one) === before) || all[0])?.focus({ preventScroll: true });
 }
 
