@@ -21,10 +21,10 @@ function row(same) {
   return [
     count(same.length),
     el("div", { class: "sf-wrap" }, el("strong", { class: "sf-clamp" }, words), folded(isQuestion ? "question" : "arguments", about)),
+    decisions(same, load),
     el("div", { class: "sf-wrap" }, ask.agent, ask.tenant ? el("div", { class: "sf-muted small" }, ask.tenant) : null),
     el("div", {}, link, others),
     el("div", {}, time(ask.since), ask.until ? el("div", { class: "sf-muted small" }, "until ", time(ask.until)) : null),
-    decisions(same, load),
   ];
 }
 
@@ -53,7 +53,7 @@ async function load() {
       const key = one.ask.kind === "question" ? one.ask.key : one.group;
       groups.set(key, [...(groups.get(key) || []), one]);
     }
-    const columns = [{ name: "Calls", right: true }, "What", "Agent", "Run", "Waits since", "Decision"];
+    const columns = [{ name: "Calls", right: true }, "What", "Decision", "Agent", "Run", "Waits since"];
     const rows = [...groups.values()].map(row);
     const more = isAll ? null : el("p", { class: "sf-muted" }, "There are more; decide groups, or use stepfleet approvals.");
     renew(list, table("Calls that wait for a person", columns, rows, "Nothing waits for a person."), more);

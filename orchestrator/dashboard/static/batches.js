@@ -19,9 +19,9 @@ function row(one) {
   const bad = ended(one) - one.completed;
   return [
     el("div", { class: "sf-wrap" }, link, el("div", { class: "sf-muted small" }, `${one.agent || "no agent"} · ${one.batch_id.slice(0, 8)}`)),
-    time(one.created),
-    state(one),
     el("div", {}, outcome(one), el("div", { class: "small" }, `${count(ended(one))} of ${count(one.total)} ended${bad ? `, ${count(bad)} not completed` : ""}`), el("div", { class: "sf-muted small" }, pace.text(one) || "")),
+    state(one),
+    time(one.created),
     usd(one.cost_usd),
   ];
 }
@@ -44,7 +44,7 @@ async function load() {
     const found = await get("/batches", { limit: LIMIT, cursor });
     if (mine !== following) return; // another page was chosen meanwhile
     found.batches.forEach((one) => pace.note(one));
-    const columns = ["Batch", "Created", "State", "Runs by stop reason", { name: "Cost", right: true }];
+    const columns = ["Batch", "Runs by stop reason", "State", "Created", { name: "Cost", right: true }];
     const empty = cursor ? "There are no older batches." : "No batch yet: submit a file, or use stepfleet submit.";
     redraw(list, () => fill(list, table("Batches", columns, found.batches.map(row), empty), pager(found.next)));
   } catch (error) {
