@@ -52,6 +52,7 @@ def test_pages_are_walked_by_tab_and_dialogs_keep_the_focus_and_give_it_back(
     batch = fleet.submit_batch([{"id": "one", "input": "x"}], agent=agent)
     run_id = fleet.runs.find("one", batch.id)
     visitor = Visitor(chromium, site, reduced_motion="reduce")  # scrolls at once
+    page = visitor.page
     wanted = {
         "/runs": {"Status", "Filter", "Select all runs of this page", f"Run {run_id}"},
         "/batches": {"Submit a batch", "the objects given"},
@@ -62,7 +63,7 @@ def test_pages_are_walked_by_tab_and_dialogs_keep_the_focus_and_give_it_back(
         "/fleet": {"Set a limit", "Pause the fleet"},
     }
     for path, names in wanted.items():
-        page = visitor.open(path)
+        visitor.open(path)
         expect(
             page.locator("#content :is(.table-responsive, button):visible").first
         ).to_be_visible()
