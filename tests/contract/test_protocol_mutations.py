@@ -5,36 +5,14 @@ What limits a search is its number of examples, which a loaded machine does not 
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import pytest
-from hypothesis import HealthCheck, Phase, settings
 from support.protocol.machine import run_machine
-from support.protocol.pages import paged
+from support.protocol.mutations import SEARCH, Mutation, texts_with
 from support.protocol.rig import rig
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.store import lua
-
-SEARCH = settings(
-    max_examples=2_000,
-    stateful_step_count=50,
-    deadline=None,
-    database=None,
-    derandomize=True,
-    report_multiple_bugs=False,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
-
-
-class Mutation(NamedTuple):
-    """In the script (or `common`), `old` becomes `new`."""
-
-    script: str
-    old: str
-    new: str
-
 
 MUTATIONS = {
     "create makes a run twice": Mutation(
@@ -449,18 +427,3 @@ def test_the_model_finds_a_seeded_bug(
     record_property("examples", shared.examples)
     record_property("operations", shared.operations)
     assert shared.operations > 0, found.value
-
-
-def texts_with(mutation: Mutation) -> dict[str, str]:
-    """Return the texts of all scripts, with the mutation where it belongs."""
-    names = lua.scripts()
-    texts = {name: lua.source(name) for name in names}
-    if mutation.script == "page":
-        texts |= paged({name: texts[name] for name in lua.PAGED})
-    affected = (
-        names - lua.STANDALONE - lua.ADMISSION if mutation.script == "common" else {mutation.script}
-    )
-    for name in affected:
-        assert texts[name].count(mutation.old) == 1, f"{name}: the mutation does not fit any more"
-        texts[name] = texts[name].replace(mutation.old, mutation.new)
-    return texts

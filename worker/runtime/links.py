@@ -56,7 +56,7 @@ class LinkedRuns:
                 await self._pass_on(run_id, owed, owed.request)
             if owed.calls:
                 await self._answer(run_id, owed.calls)
-            left = await self._links.settled(run_id, owed.calls, owed.request)
+            left = await self._links.settled(run_id, owed)
             if not owed.calls or not left:
                 return
 
@@ -78,6 +78,8 @@ class LinkedRuns:
         )
         if waiting := [pair for pair in pairs if pair[0].index != BEGINNING]:
             result = (await self._runs.get(run_id)).result()
+            if not result.stop_reason:
+                return  # it was retried meanwhile, and will end again
             await asyncio.gather(*(self._answer_to(*pair, result) for pair in waiting))
 
     async def _answer_to(

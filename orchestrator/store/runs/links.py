@@ -4,7 +4,6 @@ A run that has ended, or is paused, stays in `due` while it owes something; what
 changes nothing.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -24,11 +23,15 @@ PAGE = 200
 
 @dataclass(frozen=True, slots=True)
 class Owed:
-    """What a run owes: its end to `calls`, a page of them, and `request` to `runs` it started."""
+    """What a run owes: its end to `calls`, a page of them, and `request` to `runs` it started.
+
+    `seen` is the number of its events by then: behind another one it owes anew.
+    """
 
     calls: tuple[ToolHint, ...] = ()
     request: Want | None = None
     runs: tuple[str, ...] = ()
+    seen: int = 0
 
 
 class Links:
@@ -56,15 +59,17 @@ class Links:
         """Return what a run owes to others now."""
         key = self._keys.run(run_id)
         header, addresses = await self._connection.execute_all(
-            ("HMGET", key, "status", "returns", "reach", "waiting", "step"),
+            ("HMGET", key, "status", "returns", "reach", "waiting", "step", "seq"),
             ("SRANDMEMBER", f"{key}:returns", PAGE),
         )
-        status, returns, reach, waiting, step = header
+        status, returns, reach, waiting, step, seq = header
+        seen = int(seq or 0)
         has_ended = status is not None and Lifecycle(status).is_terminal
         calls = tuple(map(call_at, addresses)) if returns == "1" and has_ended else ()
         if not reach:
-            return Owed(calls)
-        return Owed(calls, Want(reach), await self._awaited(key, waiting or "", step))
+            return Owed(calls, seen=seen)
+        runs = await self._awaited(key, waiting or "", step)
+        return Owed(calls, Want(reach), runs, seen)
 
     async def started(self, run_id: str) -> tuple[str, ...]:
         """Return the runs whose ends a run waits for now, since calls of its step are these."""
@@ -80,12 +85,10 @@ class Links:
         found = await self._connection.execute("HMGET", f"{key}:journal", *names)
         return tuple(one for one in found if one)
 
-    async def settled(
-        self, run_id: str, calls: Sequence[ToolHint], request: Want | None = None
-    ) -> int:
-        """Note that these calls were answered, and that `request` has reached its runs.
+    async def settled(self, run_id: str, owed: Owed) -> int:
+        """Note that these calls were answered, and that the request has reached its runs.
 
         Returns how many calls are left.
         """
-        addresses = map(address_of, calls)
-        return int(await self._scripts.run("settled", run_id, request or "", *addresses))
+        given = (owed.request or "", owed.seen, *map(address_of, owed.calls))
+        return int(await self._scripts.run("settled", run_id, *given))

@@ -1,5 +1,7 @@
 """Calls that wait for another run, or for a person: answered once, and settled after every end."""
 
+from dataclasses import replace
+
 import pytest
 from support.runs.heavy_calls import HEAVY, journal, messages
 from support.runs.opened_runs import Opened
@@ -8,8 +10,9 @@ from support.runs.stored_runs import Bench, answered, bench, plain_agent
 
 from stepfleet.orchestrator import tool
 from stepfleet.orchestrator.protocol.claim import Refused, Want
+from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.answers import Answer, Awaited, Decision, RunEnd
 from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.links import Links
@@ -162,9 +165,9 @@ async def test_an_ended_run_stays_due_until_its_followers_know(how: str, redis_u
         assert (refusal.why, refusal.owes) == (Refused.ENDED, True)
         owed = await links.owed(run_id)
         assert set(owed.calls) == {waits, second}
-        assert await links.settled(run_id, [second]) == 1
+        assert await links.settled(run_id, replace(owed, calls=(second,))) == 1
         assert await desk.due(run_id) is not None
-        assert await links.settled(run_id, [waits]) == 0
+        assert await links.settled(run_id, replace(owed, calls=(waits,))) == 0
         assert await desk.due(run_id) is None
         assert not (await desk.refused(run_id)).owes
         status = await links.follow(run_id, second)
@@ -185,7 +188,7 @@ async def test_a_request_to_a_waiting_run_reaches_the_runs_it_has_started(opened
         assert (await desk.refused(run_id)).owes
         owed = await links.owed(run_id)
         assert (owed.request, set(owed.runs)) == (Want.PAUSE, keys)
-        await links.settled(run_id, (), Want.PAUSE)
+        await links.settled(run_id, owed)
         assert await desk.due(run_id) is None
         await desk.control.resume(await desk.stored(run_id))
         await desk.control.pause(run_id)
@@ -194,5 +197,42 @@ async def test_a_request_to_a_waiting_run_reaches_the_runs_it_has_started(opened
         await desk.control.cancel_unread(run_id, "no more")
         owed = await links.owed(run_id)
         assert (owed.request, set(owed.runs)) == (Want.CANCEL, keys)
-        await links.settled(run_id, (), Want.CANCEL)
+        await links.settled(run_id, owed)
+        assert await desk.due(run_id) is None
+
+
+async def test_who_looked_after_an_approved_call_does_not_put_it_off(opened: Opened) -> None:
+    async with opened(*MELT, tools=(melt,)) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        hint, yes = ToolHint(run_id, 0, 0), Answer(decision=Decision(approved=True, by="ada"))
+        calls = desk.steps.calls
+        assert isinstance(await calls.take(hint, "attendant"), TakenCall)  # its time limit is over
+        await calls.answer(hint, await key_of(desk, run_id, 0), yes)
+        await calls.leave(hint, "attendant", delay=3600, started=False)
+        await hands.step(run_id, 0)
+        assert await messages(desk) == [[run_id, 0, 0]]
+        taken = await calls.take(hint, "worker of the queue")
+        assert isinstance(taken, TakenCall)
+        assert (taken.attempt, taken.crashes) == (1, 0)
+
+
+async def test_a_run_that_went_on_is_not_settled_for_its_end_before(redis_url: str) -> None:
+    async with bench(redis_url, plain_agent(), lease=600, grace=60) as desk:
+        waits = ToolHint("some other run", 3, 1)
+        run_id = await desk.create(batch="", returns_to=waits)
+        links = Links(desk.opened.connection, desk.opened.keys)
+        await desk.control.cancel_unread(run_id, "no more")
+        owed = await links.owed(run_id)  # a worker tells its caller, and stalls
+        stored = await desk.stored(run_id)
+        await desk.control.retry(
+            stored, revise(stored.state, stored.log, stored.overrides, stored.state.info.updated_at)
+        )
+        followers = f"{desk.opened.keys.run(run_id)}:returns"
+        assert await desk.opened.connection.execute("PTTL", followers) == -1
+        assert await links.follow(run_id, waits) is None
+        assert await links.settled(run_id, owed) == 1
+        await desk.control.cancel_unread(run_id, "no more")
+        owed = await links.owed(run_id)
+        assert owed.calls == (waits,)
+        assert await links.settled(run_id, owed) == 0
         assert await desk.due(run_id) is None

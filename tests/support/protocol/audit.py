@@ -39,14 +39,16 @@ for s = ARGV[1], ARGV[2] do
   for i, name in ipairs(LISTS) do
     lists[i] = { name, redis.call('ZRANGE', tag .. 'runs:' .. name, 0, -1) }
   end
-  shards[#shards + 1] = { redis.call('ZRANGE', tag .. 'due', 0, -1, 'WITHSCORES'), batches, lists }
+  shards[#shards + 1] = { redis.call('ZRANGE', tag .. 'due', 0, -1, 'WITHSCORES'), batches, lists,
+    redis.call('ZRANGE', tag .. 'asks', 0, -1) }
 end
 for i = 3, #ARGV do
   local key = ARGV[i]
   runs[#runs + 1] = { all(key), all(key .. ':log'), all(key .. ':journal'), all(key .. ':lost'),
     redis.call('XREVRANGE', key .. ':events', '+', '-', 'COUNT', 1),
     { left(key), left(key .. ':log'), left(key .. ':events'), left(key .. ':lost'),
-      left(key .. ':outcomes'), left(key .. ':journal') }, redis.call('HKEYS', key .. ':outcomes') }
+      left(key .. ':outcomes'), left(key .. ':journal'), left(key .. ':returns') },
+    redis.call('HKEYS', key .. ':outcomes'), redis.call('SMEMBERS', key .. ':returns') }
 end
 if #KEYS == 0 then queued, calls = redis.call('LLEN', 'stepfleet'), redis.call('LLEN', 'heavy') end
 return { t[1] * 1000 + math.floor(t[2] / 1000), queued, shards, runs, calls }
@@ -60,7 +62,7 @@ for i = 2, #ARGV, 3 do
       redis.call('HINCRBY', key, name, -ARGV[1])
     end
   end
-  for _, name in ipairs({ 'l:0', 'l:1', 'n:0', 'n:1' }) do
+  for _, name in ipairs({ 'l:0', 'l:1', 'n:0', 'n:1', 't:0', 't:1' }) do
     if redis.call('HEXISTS', key .. ':journal', name) == 1 then
       redis.call('HINCRBY', key .. ':journal', name, -ARGV[1])
     end
@@ -85,10 +87,16 @@ class Raw:
     outcomes: list[str]
     due: float | None
     lists: list[str] = field(default_factory=list)
+    followers: list[str] = field(default_factory=list)
 
     @property
     def ended(self) -> bool:
         return self.header["status"] in ENDED
+
+    @property
+    def owes(self) -> bool:
+        """Whether others are to learn of its end, or of a request to it."""
+        return bool(self.header.get("reach") or (self.ended and self.followers))
 
     def number(self, name: str) -> int:
         return int(self.header.get(name) or 0)
@@ -114,6 +122,7 @@ class Dump:
     counted: dict[tuple[int, str], Counted]
     due: list[str] = field(default_factory=list)
     calls_queued: int = 0
+    asks: set[str] = field(default_factory=set)
 
 
 class Auditor:
@@ -132,7 +141,9 @@ class Auditor:
         due: dict[str, float] = {}
         counted = {}
         lists: dict[str, list[str]] = {}
-        for shard, (scores, batches, listed) in enumerate(shards):
+        asks: set[str] = set()
+        for shard, (scores, batches, listed, asked) in enumerate(shards):
+            asks.update(asked)
             for name, there in listed:
                 for run_id in there:
                     lists.setdefault(run_id, []).append(name)
@@ -151,10 +162,11 @@ class Auditor:
                 outcomes=one[6],
                 due=due.get(run_id),
                 lists=lists.get(run_id, []),
+                followers=one[7],
             )
             for run_id, one in zip(run_ids, runs, strict=True)
         }
-        return Dump(now, queued, raw, counted, list(due), calls)
+        return Dump(now, queued, raw, counted, list(due), calls, asks)
 
     def _read(self, run_ids: list[str]) -> Any:
         return self._dump(args=[0, SHARDS - 1, *map(run_key, run_ids)])
@@ -193,7 +205,8 @@ class Auditor:
         """Return the hint at the head of the queue; `keep` leaves it for a second delivery."""
         text = self._client.lindex("stepfleet", -1) if keep else self._client.rpop("stepfleet")
         assert isinstance(text, str)
-        return hint_of(text)
+        hint: tuple[str, int] = hint_of(text)
+        return hint
 
     def lose_messages(self) -> None:
         self._client.delete("stepfleet")
@@ -225,9 +238,9 @@ def run_key(run_id: str) -> str:
     return f"{tag(shard_of(run_id))}run:{run_id}"
 
 
-def hint_of(message: str) -> tuple[str, int]:
-    run_id, step = orjson.loads(orjson.loads(message)["headers"]["argsrepr"].replace("'", '"'))
-    return run_id, step
+def hint_of(message: str) -> Any:
+    """Return the hint of a step; with an index, that of a call that no tool's worker makes."""
+    return tuple(orjson.loads(orjson.loads(message)["headers"]["argsrepr"].replace("'", '"')))
 
 
 def call_of(message: str) -> tuple[str, int, int]:
@@ -252,7 +265,8 @@ def check_invariants(dump: Dump) -> None:
     for run_id, raw in dump.runs.items():
         _check_log(run_id, raw)
         active = raw.header["status"] in {"queued", "in_progress"}
-        assert (raw.due is not None) == active, f"{run_id}: in due exactly while it is active"
+        needed = active or raw.owes
+        assert (raw.due is not None) == needed, f"{run_id}: in due exactly while it is active"
         listed = [raw.header["stop_reason"] if raw.ended else raw.header["status"]]
         assert raw.lists == listed, f"{run_id}: in the lists {raw.lists}, not {listed}"
         unanswered = raw.journal and "response" not in raw.journal
@@ -407,6 +421,8 @@ def _check_run(raw: Raw, run: Run, now: int, model_now: int) -> None:
         "awaited": awaited_in(raw),
         "outage": raw.header.get("outage", " ").split(" ")[1],
         "parked": "parked" in raw.header,
+        "reach": raw.header.get("reach", ""),
+        "returns": raw.header.get("returns") == "1",
     }
     expected = {name: getattr(run, name) for name in stored}
     expected |= {"ledger": len(run.ledger), "journal": run.journal.keys()}

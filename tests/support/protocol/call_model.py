@@ -3,8 +3,8 @@
 Written from the design, not from the scripts; shares no code with the product and knows no Redis.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from support.protocol.model import (
     GRACE,
@@ -24,10 +24,14 @@ CallHint = tuple[str, int, int]
 
 @dataclass(frozen=True)
 class Park:
-    """What a worker parks with: the calls it waits for, and its time in half seconds."""
+    """What a worker parks with: the calls it waits for, and its time in half seconds.
+
+    `waits` has place, key and time limit (ms) of those that wait for a run or a person.
+    """
 
     indexes: Sequence[int]
     time: int
+    waits: Mapping[int, tuple[str, str, int | None]] = field(default_factory=dict)
 
 
 class WaitingModel(Model):
@@ -55,12 +59,7 @@ class WaitingModel(Model):
             return "wanted", "cancel"
         waits = tuple(index for index in park.indexes if f"r:{index}" not in run.journal)
         for index in waits:
-            call = run.calls.setdefault(index, Call())
-            if call.look <= self.now:
-                call.look = self.now + GRACE
-                if self.wanted(run) != "pause":
-                    self.call_queue.insert(0, (run_id, step, index))
-            run.journal[f"n:{index}"] = ""
+            self._begins_to_wait(run, index, park)
         run.journal |= {"began": "", "spent": "", "paid": ""}
         run.spent += park.time
         run.committed.add(token)
@@ -76,6 +75,15 @@ class WaitingModel(Model):
         else:
             run.due = self.now
         return "committed", run.status
+
+    def _begins_to_wait(self, run: Run, index: int, park: Park) -> None:
+        call = run.calls.setdefault(index, Call())
+        if call.look <= self.now:
+            run.journal.pop(f"k:{index}", None)
+            call.look, call.place = self.now + GRACE, ""
+            if self.wanted(run) != "pause":
+                self.call_queue.insert(0, (run.run_id, run.step, index))
+        run.journal[f"n:{index}"] = ""
 
     def take(self, run_id: str, step: int, index: int, token: str) -> str:
         run = self.runs[run_id]
@@ -124,8 +132,9 @@ class WaitingModel(Model):
         if call is None:
             return
         call.owner, call.look = "", self.now + delay
-        run.journal[f"o:{index}"] = ""
-        run.committed.add(token)
+        run.journal |= {f"o:{index}": "", f"n:{index}": ""}
+        if f"k:{index}" not in run.journal:
+            run.committed.add(token)
         if started:
             run.ledger[token] = "interrupted"
         else:
@@ -151,17 +160,20 @@ class WaitingModel(Model):
         run.committed.add(token)
         if run.token or not run.not_before or index not in waits:
             return True
-        run.waiting = tuple(one for one in waits if one != index)
+        self._arrives(run, index)
+        return True
+
+    def _arrives(self, run: Run, index: int) -> None:
+        run.waiting = tuple(one for one in run.awaited if one != index)
         if not run.waiting:
             run.not_before = run.dispatches = 0
         if run.status == "paused":
-            return True
+            return
         if run.waiting:
             self._arm(run)
         else:
             run.due = self.now + GRACE
-            self.queue.append((run_id, step))
-        return True
+            self.queue.append((run.run_id, run.step))
 
     def commit(self, run_id: str, step: int, token: str, decision: Decision) -> tuple[str, str]:
         answer = super().commit(run_id, step, token, decision)

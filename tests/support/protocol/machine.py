@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from support.protocol.audit import BATCHES, check_invariants, check_model
+from support.protocol.audit import BATCHES, Dump, check_invariants, check_model
 from support.protocol.call_model import Park, WaitingModel
 from support.protocol.calls import CallRules, Maker, told_of
 from support.protocol.control import ControlRules
@@ -73,9 +73,13 @@ class ProtocolMachine(CallRules, ControlRules):
         dump = self.rig.auditor.dump(list(self.model.runs))
         check_invariants(dump)
         check_model(dump, self.model)
+        self.check(dump)
         self.rig.operations += 1
         self.rig.told[name] = self.rig.told.get(name, 0) + 1
         self.sound = True
+
+    def check(self, dump: Dump) -> None:
+        """Check what more a machine knows of."""
 
     # ------------------------------------------------------------------ submission and claims
 
@@ -270,8 +274,18 @@ class ProtocolMachine(CallRules, ControlRules):
     def _expected(self, worker: Worker, verdict: Verdict, decision: Decision) -> tuple[str, str]:
         claim = worker.claim
         if verdict.waiting:
-            indexes = [wait.index for wait in verdict.waiting.calls]
-            park = Park(indexes, round(verdict.waiting.seconds * 2))
+            calls = verdict.waiting.calls
+            waits = {
+                one.index: (
+                    one.queue,
+                    one.key,
+                    None if one.within is None else round(one.within * 1000),
+                )
+                for one in calls
+                if one.key
+            }
+            indexes = [wait.index for wait in calls]
+            park = Park(indexes, round(verdict.waiting.seconds * 2), waits)
             return self.model.park(claim.run_id, claim.step, worker.token, park, decision)
         return self.model.commit(claim.run_id, claim.step, worker.token, decision)
 

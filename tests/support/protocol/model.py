@@ -39,7 +39,8 @@ class Step:
     """What one committed step added. `cost` is in quarters of a dollar, `time` in half seconds.
 
     `author` is the token of the worker that was answered by the model ('' if none was);
-    `results` are the authors of the tool results that need not be made again.
+    `results` are the authors of the tool results that need not be made again; `below` is what the
+    runs have cost that its calls started.
     """
 
     failed: bool = False
@@ -49,6 +50,7 @@ class Step:
     calls: int = 0
     cost: int = 0
     time: int = 0
+    below: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,10 @@ class Decision:
 
 @dataclass
 class Call:
-    """A tool call of the open step that is a task of its own."""
+    """A tool call of the open step that is a task of its own, or waits for a run or a person.
+
+    The latter has a `place` and a limit `till`; `follows` says that a run's end is owed to it.
+    """
 
     owner: str = ""
     lease: int = 0
@@ -80,6 +85,9 @@ class Call:
     crashes: int = 0
     losses: dict[str, str] = field(default_factory=dict)
     trial: tuple[str, int] = ("", 0)
+    place: str = ""
+    till: int = 0
+    follows: bool = False
 
 
 @dataclass
@@ -120,6 +128,9 @@ class Run:
     trial: tuple[str, int] = ("", 0)
     outage: str = ""
     parked: bool = False
+    followers: set[tuple[int, int, str]] = field(default_factory=set)
+    returns: bool = False
+    reach: str = ""
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -392,7 +403,7 @@ class Model:
         again = self._published_again() if long_queue else []
         for run in self.runs.values():
             looked_at = run in again or self._is_looked_at(run.due, long_queue=long_queue)
-            if run.due is None or not looked_at:
+            if run.due is None or not looked_at or run.ended or run.status == "paused":
                 continue
             if self.fleet_paused:
                 if run.due <= self.now and run.want == "cancel":

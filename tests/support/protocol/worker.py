@@ -69,12 +69,15 @@ AGENTS = (
 
 @dataclass
 class Worker:
-    """One worker with one step. `wants_cancel`: it has heard of a cancel."""
+    """One worker with one step. `wants_cancel`: it has heard of a cancel.
+
+    `places` has what calls wait for that are no tasks of a queue.
+    """
 
     claim: Claim
     wants_cancel: bool = False
     sent: tuple[Verdict, Events, Decision] | None = None
-    held: dict[str, str] = field(default_factory=dict)
+    places: dict[int, Wait] = field(default_factory=dict)
 
     @property
     def token(self) -> str:
@@ -193,7 +196,8 @@ class Worker:
             tuple(record.call_id for record in records),
             response.usage.total_tokens * 0.25,
         )
-        return Parked(span, tuple(Wait(index, "heavy", "look") for index in open_calls), otherwise)
+        waits = (self.places.get(index) or Wait(index, "heavy", "look") for index in open_calls)
+        return Parked(span, tuple(waits), otherwise)
 
 
 @cache
@@ -248,4 +252,5 @@ def _step(attempt: Attempt) -> Step:
         calls=1,
         cost=tokens,
         time=time,
+        below=sum(round(one.run.total_cost_usd * 4) for one in records if one.run),
     )

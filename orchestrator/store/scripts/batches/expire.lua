@@ -19,7 +19,7 @@ if ARGV[3] == '0' and ARGV[2] ~= '' then set(counters .. ':ended') end
 local found = redis.call('ZRANGEBYSCORE', counters .. ':ended', '(' .. ARGV[3], '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[4])
 for i = 1, #found, 2 do
   local run_key = shard .. 'run:' .. found[i]
-  for _, part in ipairs({ '', ':log', ':journal', ':outcomes', ':lost', ':events' }) do set(run_key .. part) end
+  for _, part in ipairs({ '', ':log', ':journal', ':outcomes', ':lost', ':events', ':returns' }) do set(run_key .. part) end
 end
 if #found < 2 * tonumber(ARGV[4]) then
   if ARGV[2] == '' then

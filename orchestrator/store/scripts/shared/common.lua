@@ -267,6 +267,7 @@ end
 -- Makes an ended run active again in `to`: undoes what `finish` did.
 local function reopen(from, to, batch)
   for _, key in ipairs(ALL_KEYS) do redis.call('PERSIST', key) end
+  redis.call('PERSIST', run_key .. ':returns')
   local reason = redis.call('HGET', run_key, 'stop_reason') or ''
   relist(list_of(from, reason), to)
   if batch == '' then return end

@@ -15,7 +15,10 @@ if TERMINAL[h[1]] or not mine or not has_call(waits_of(h[4], h[2]), index) then 
 if h[3] ~= '' or number(h[6]) == 0 then return { 'lost', h[1] } end
 redis.call('HSET', journal_key, 'a:' .. index, a.answer)
 redis.call('ZREM', shard .. 'asks', ask_of(ARGV[2], index))
--- An approved call of a queue waits anew: its task is pushed then, not at the end of this wait.
-redis.call('HDEL', journal_key, 'n:' .. index, 't:' .. index)
+-- An approved call may wait anew, for a worker of its queue: nothing is left of who looked after it, who would put it off
+-- or, if lost, count as one that had begun to make it.
+for _, name in ipairs({ 'n:', 't:', 'o:', 'l:', 's:', 'c:', 'x:', 'y:', 'e:', 'w:' }) do
+  redis.call('HDEL', journal_key, name .. index)
+end
 emit(a.events, a.event_count, h[7])
 return arrived(h, index, a.grace, a.message)
