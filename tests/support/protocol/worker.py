@@ -43,7 +43,7 @@ from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.holding import held
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
-from stepfleet.orchestrator.records.tools import NOT_EXECUTED
+from stepfleet.orchestrator.records.tools import DENIED, NOT_EXECUTED
 
 KINDS = (
     *["call"] * 4,
@@ -53,6 +53,7 @@ KINDS = (
     *["out"] * 3,
 )
 CALLS = 2
+IN_ORDER = frozenset({NOT_EXECUTED, DENIED})  # errors that fail no step
 CIRCUIT = "0123456789ab"
 OUT_WAIT = 1_800_000
 LIMITS: dict[str, Any] = {
@@ -243,7 +244,7 @@ def _step(attempt: Attempt) -> Step:
     records = attempt.records
     tokens = attempt.response.usage.total_tokens if attempt.response.usage else 0
     return Step(
-        failed=any(one.error and one.error.code != NOT_EXECUTED for one in records),
+        failed=any(one.error and one.error.code not in IN_ORDER for one in records),
         author=attempt.response.content,
         results={
             index: str(record.result) for index, record in enumerate(records) if not record.is_error
