@@ -64,9 +64,8 @@ def test_pages_are_walked_by_tab_and_dialogs_keep_the_focus_and_give_it_back(
     }
     for path, names in wanted.items():
         visitor.open(path)
-        expect(
-            page.locator("#content :is(.table-responsive, button):visible").first
-        ).to_be_visible()
+        place = "button" if path.count("/") > 1 else ".table-responsive"
+        expect(page.locator(f"#content {place}:visible").first).to_be_visible()
         if path == "/fleet":  # whose parts come one by one, and move those below
             expect(page.locator("#content")).to_contain_text("checks have passed")
             expect(page.get_by_role("region", name="Actions")).to_contain_text("Nothing yet")
