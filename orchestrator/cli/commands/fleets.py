@@ -109,7 +109,7 @@ def flower(
     ] = None,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Run Flower on the fleet's broker: steps by name, workers, failures.
+    """Run Flower on the fleet's broker: runs, batches, workers, costs, approvals.
 
     Listens on this machine only; another address needs --basic-auth. As in Flower itself, the
     HTTP API is open only with --basic-auth.
