@@ -4,7 +4,12 @@ from collections.abc import Mapping
 
 from stepfleet.orchestrator.agents.sub_agents import AgentTool
 from stepfleet.orchestrator.batches.lines import input_of
-from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
+from stepfleet.orchestrator.errors import (
+    AgentException,
+    ConfigurationError,
+    StoreError,
+    ToolArgumentsError,
+)
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.answers import Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import RunStatus
@@ -52,7 +57,7 @@ class ChildRuns:
             return await self._refuse(taken, "?", f"tool {tool.name!r} is no agent any more")
         try:
             run = await self._new(taken, tool)
-        except ConfigurationError as error:
+        except (ConfigurationError, ToolArgumentsError) as error:
             return await self._refuse(taken, tool.config.name, str(error))
         if await self._submission.create(run):
             await self._submission.publish([run])
