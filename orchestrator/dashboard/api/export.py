@@ -56,12 +56,12 @@ class RunsExport(ApiHandler):
         try:
             await self._send(query.pop("format", "jsonl"), query.pop("limit", USUAL), query)
         except (StreamClosedError, TimeoutError):
-            self._break_off()
+            self.break_off()
         except AgentException as error:
             if not self._headers_written:
                 return self.refuse(error, 400 if isinstance(error, ConfigurationError) else 503)
             log.warning("a file of runs ends early: %s", error)
-            self._break_off()
+            self.break_off()
         finally:
             RunsExport._open -= 1
         return None
@@ -85,12 +85,6 @@ class RunsExport(ApiHandler):
 
     async def _page(self, left: int, which: dict[str, Any]) -> RunPage:
         return await self.site.fleet.runs.page(limit=min(left, PAGE), **which)
-
-    def _break_off(self) -> None:
-        """Close the connection: a file that lacks its end must not look whole."""
-        connection: Any = self.request.connection
-        if connection.stream is not None:
-            connection.stream.close()
 
 
 def _line(row: Mapping[str, Any]) -> bytes:

@@ -231,6 +231,12 @@ class ApiHandler(BaseApiHandler):
             named = inner[1]
         self.answer(Problem(error=text, field=named), status)
 
+    def break_off(self) -> None:
+        """Close the connection: a file that lacks its end must not look whole."""
+        connection: Any = self.request.connection
+        if connection.stream is not None:
+            connection.stream.close()
+
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """Answer in JSON, without a traceback."""
         error = kwargs.get("exc_info", (None, None))[1]

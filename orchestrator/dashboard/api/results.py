@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 from tempfile import TemporaryFile
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from tornado import web
 from tornado.iostream import StreamClosedError
@@ -78,11 +78,11 @@ class ResultsOf(ApiHandler):
                     self.site.fleet, partial(write, batch_id, failed=failed, send=send)
                 )
         except (StreamClosedError, TimeoutError):
-            self._break_off()
+            self.break_off()
         except AgentException as error:
             if self._headers_written:
                 log.warning("the results of batch %s end early: %s", batch_id, error)
-                return self._break_off()
+                return self.break_off()
             self.clear_header("Content-Disposition")
             return self.refuse(error, 503)
         else:
@@ -92,12 +92,6 @@ class ResultsOf(ApiHandler):
         self.write(part)
         async with asyncio.timeout(SEND_SECONDS):
             await self.flush()
-
-    def _break_off(self) -> None:
-        """Close the connection: a file that lacks its end must not look whole."""
-        connection: Any = self.request.connection
-        if connection.stream is not None:
-            connection.stream.close()
 
 
 async def write_lines(batch_id: str, fleet: AsyncFleet, *, failed: bool, send: Send) -> None:

@@ -44,6 +44,7 @@ from stepfleet.orchestrator.dashboard.api.records import (
 )
 from stepfleet.orchestrator.dashboard.api.results import ResultsOf
 from stepfleet.orchestrator.dashboard.api.submission import Submission
+from stepfleet.orchestrator.dashboard.api.texts import KIND, TextOf
 from stepfleet.orchestrator.records.batch import BatchPage
 from stepfleet.orchestrator.records.ledger import Costs
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
@@ -70,6 +71,7 @@ _FILES: dict[str, type[BaseModel]] = {
     "/batches/submit": SubmissionResult,
 }
 _RESULTS = f"/batches/{_ID}/results"
+_TEXT = f"/runs/{_ID}/text"
 _ACTIONS: dict[str, type[ActionHandler]] = {
     "/runs/{action}": RunsAction,
     f"/runs/{_ID}/{{action}}": RunAction,
@@ -116,6 +118,7 @@ def api_routes(site: Site) -> list[Any]:
     """Return the API's addresses."""
     patterns: dict[str, type[ApiHandler]] = {_EXPORT: RunsExport}
     patterns |= {"/batches/(check|submit)": Submission, _RESULTS.replace(_ID, _UUID): ResultsOf}
+    patterns[_TEXT.replace(_ID, _UUID)] = TextOf
     for path, action in _ACTIONS.items():
         verbs = f"({'|'.join(action.verbs)})"
         ids = _NAME if action is LimitAction else _UUID
@@ -147,9 +150,11 @@ def document() -> dict[str, Any]:
         operation = _operation(Submission, answer, path)
         operation["requestBody"] = {"content": _BYTES}
         paths[f"{PREFIX}{path}"] = {"post": operation}
-    for path, sent in ((_EXPORT, RunsExport), (_RESULTS, ResultsOf)):
+    kinds = KINDS.values()
+    sends = ((_EXPORT, RunsExport, kinds), (_RESULTS, ResultsOf, kinds), (_TEXT, TextOf, (KIND,)))
+    for path, sent, sent_as in sends:
         operation = _operation(sent, RunPage, path)
-        operation["responses"]["200"]["content"] = {kind: {} for kind in KINDS.values()}
+        operation["responses"]["200"]["content"] = {kind: {} for kind in sent_as}
         paths[f"{PREFIX}{path}"] = {"get": operation}
     paths[f"{PREFIX}/live"] = {"get": _LIVE}
     return {

@@ -17,9 +17,9 @@ export class ApiError extends Error {
 /** The address of a page, behind the prefix. Each part of `path` that is data must be encoded. */
 export const page = (path) => `${ROOT}${path}`;
 
-/** The address of a resource of the API, with a query of those parameters that are not empty. */
+/** The address of a resource of the API, with a query of those parameters that are not null. */
 export function address(path, params = {}) {
-  const given = Object.entries(params).filter(([, value]) => value !== null && value !== undefined && value !== "");
+  const given = Object.entries(params).filter(([, value]) => value !== null && value !== undefined);
   const query = new URLSearchParams(given).toString();
   return `${API}${path}${query ? `?${query}` : ""}`;
 }

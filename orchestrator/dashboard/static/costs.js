@@ -53,7 +53,7 @@ function save(rows) {
 }
 
 async function load() {
-  const given = Object.fromEntries(FILTERS.map((name) => [name, query.get(name) || ""]));
+  const given = Object.fromEntries(FILTERS.map((name) => [name, query.get(name) || null]));
   const [found, days] = await Promise.all([get("/costs", { ...given, by: chosen.join(",") }), get("/costs", { ...given, by: "day" })]);
   const by = days.rows.map((one) => ({ name: one.group.day, value: Number(one.usd), text: usd(one.usd) })).sort((a, b) => a.name.localeCompare(b.name));
   const { total } = found;

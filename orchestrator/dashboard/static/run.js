@@ -1,6 +1,6 @@
 // One run: what became of it, its steps, and what can be done with it.
 
-import { get, named, page, post } from "./api.js";
+import { address, get, named, page, post } from "./api.js";
 import { spans } from "./chart.js";
 import { decisions } from "./decisions.js";
 import { attempt } from "./dialog.js";
@@ -147,16 +147,26 @@ function timeline(list) {
     el("ul", { class: "sf-legend mt-2" }, legend.map(([kind, name]) => el("li", {}, el("span", { class: `sf-key sf-key-${kind}`, "aria-hidden": "true" }), name))));
 }
 
-function tool(call) {
+/** A folded text; where it is cut, with a link to all of it. */
+function whole(one, part, made) {
+  if (one.cut.includes(part)) made.append(el("p", { class: "ms-3 mb-1" }, download(one.step, part, "Download the full text")));
+  return made;
+}
+
+const download = (number, part, name) => el("a", { id: `text-${number}-${part}`, href: address(`${path}/text`, { step: number, part }), "aria-label": `${name}: step ${number}, ${part.replace(/:(\d+)$/, (_, at) => ` ${Number(at) + 1}`)}` }, name);
+
+function tool(one, call, at) {
   const name = `${call.tool} · ${duration(call.duration_ms === null ? null : call.duration_ms / 1000)}${call.is_error ? " · failed" : ""}`;
   const started = call.run_id ? el("a", { class: "small", href: page(`/runs/${encodeURIComponent(call.run_id)}`) }, "the run that it started") : null;
   const decision = call.decision ? el("div", { class: "sf-muted small sf-wrap" }, call.decision) : null;
   return el("div", { class: "ms-3" }, el("div", { class: call.is_error ? "sf-error" : null }, name), started, decision, call.error ? el("div", { class: "sf-error small" }, call.error) : null,
-    call.arguments === null ? null : folded("arguments", call.arguments), call.result === null ? null : folded("result", call.result));
+    one.cut.includes(`error:${at}`) ? download(one.step, `error:${at}`, "Download the full error") : null,
+    call.arguments === null ? null : whole(one, `arguments:${at}`, folded("arguments", call.arguments)),
+    call.result === null ? null : whole(one, `result:${at}`, folded("result", call.result)));
 }
 
 function step(one) {
-  if (one.too_large) return el("article", { class: "sf-card" }, el("h3", {}, `Step ${one.step}`), el("p", {}, "It is too large for this page: stepfleet show has all of it."));
+  if (one.too_large) return el("article", { class: "sf-card" }, el("h3", {}, `Step ${one.step}`), el("p", {}, "It is too large for this page: stepfleet show has all of it. ", one.cut.includes("step") ? download(one.step, "step", "Download it") : null));
   const about = [one.model, `${many(one.tokens, "token")} (${count(one.output_tokens)} written${one.cached_tokens ? `, ${count(one.cached_tokens)} cached by the provider` : ""})`, usd(one.cost_usd), duration(one.duration_ms === null ? null : one.duration_ms / 1000), one.cached ? "answered from the cache" : null,
     one.waited_seconds >= 0.05 ? `waited ${duration(one.waited_seconds)}${one.waited_for ? ` for ${one.waited_for}` : ""}` : null, one.worker].filter(Boolean);
   if (!one.type) return el("article", { class: "sf-card" }, el("h3", {}, `Step ${one.step}`), el("p", { class: "sf-muted" }, "Its memory policy has removed this step from the log."));
@@ -164,12 +174,12 @@ function step(one) {
   again.id = `again-${one.step}`;
   again.setAttribute("aria-label", `Again from step ${one.step}`);
   const made = el("article", { class: "sf-card" },
-    one.given === null ? null : folded("message to the run", one.given, one.given.length < 400),
+    one.given === null ? null : whole(one, "given", folded("message to the run", one.given, one.given.length < 400)),
     el("h3", {}, `Step ${one.step}`, one.agent ? ` · ${one.agent}` : "", one.type ? ` · ${one.type.replaceAll("_", " ")}` : ""),
     el("p", { class: "sf-muted small sf-wrap" }, about.join(" · ")),
-    one.errors.map((error) => el("p", { class: "sf-error" }, error)),
-    one.text ? folded("answer", one.text, true) : null,
-    one.tool_calls.map(tool), again);
+    one.errors.map((error, at) => el("p", { class: "sf-error" }, error, one.cut.includes(`errors:${at}`) ? [" ", download(one.step, `errors:${at}`, "Download the full error")] : null)),
+    one.text ? whole(one, "text", folded("answer", one.text, true)) : null,
+    one.tool_calls.map((call, at) => tool(one, call, at)), again);
   made.querySelectorAll("details").forEach((part, at) => { part.dataset.key = `${one.step}:${at}`; });
   return made;
 }
@@ -238,7 +248,7 @@ async function load() {
     renew(steps, el("h2", { class: "h5" }, "Steps"), timeline(read.steps), pages(),
       read.content ? null : el("p", { class: "alert alert-secondary" }, "Texts of models and tools are not shown here: Flower was started without them, or without a password."),
       read.steps.length ? read.steps.map(step) : el("p", { class: "sf-muted" }, read.run.steps ? "There are no steps here." : "No step is committed yet."),
-      read.given !== null && !read.next ? folded("message to the run, not answered yet", read.given, true) : null,
+      read.given !== null && !read.next ? whole({ step: read.run.steps + 1, cut: read.given_cut ? ["given"] : [] }, "given", folded("message to the run, not answered yet", read.given, true)) : null,
       read.steps.length > 5 ? pages() : null);
   });
 }

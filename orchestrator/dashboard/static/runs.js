@@ -13,6 +13,8 @@ const REST = 10; // times as long as a reading took, until the next one
 const STATUSES = ["queued", "in_progress", "paused", "completed", "failed", "stopped", "cancelled"];
 const REASONS = ["completed", "steps_limit", "token_limit", "time_limit", "retry_limit", "error", "finish_reason", "guard", "user_requested"];
 const FILTERS = ["status", "stop_reason", "agent", "batch", "tenant", "error", "since", "where", "parent"];
+// An empty tenant is a condition, too: runs without one.
+const isGiven = ([name, value]) => Boolean(value) || (name === "tenant" && value === "");
 
 const content = document.getElementById("content");
 const summary = document.getElementById("summary");
@@ -34,14 +36,14 @@ function query() {
 /** The filters in the address, by name. */
 function filters() {
   const given = query();
-  return Object.fromEntries(FILTERS.map((name) => [name, given.get(name)]).filter(([, value]) => value));
+  return Object.fromEntries(FILTERS.map((name) => [name, given.get(name)]).filter(isGiven));
 }
 
 /** Put filters and cursor into the address, and read. */
 function go(wanted, cursor = null) {
   if (!cursor) behind = [];
   const isSame = JSON.stringify(wanted) === JSON.stringify(filters());
-  const next = new URLSearchParams(Object.entries(wanted).filter(([, value]) => value));
+  const next = new URLSearchParams(Object.entries(wanted).filter(isGiven));
   if (cursor) next.set("cursor", cursor);
   const text = next.toString();
   window.history.pushState({ behind }, "", text ? `?${text}` : window.location.pathname);
@@ -198,6 +200,8 @@ function buttons() {
 function form() {
   const now = filters();
   const any = (names) => [["", "any"], ...names.map((name) => [name, name.replaceAll("_", " ")])];
+  const without = field("Without a tenant", "without_tenant", "1", { type: "checkbox" });
+  without.querySelector("input").checked = now.tenant === "";
   const made = el(
     "form",
     { class: "sf-filters", role: "search", "aria-label": "Filter of runs" },
@@ -206,6 +210,7 @@ function form() {
     field("Agent", "agent", now.agent),
     field("Batch", "batch", now.batch, { hint: "id" }),
     field("Tenant", "tenant", now.tenant),
+    without,
     field("Error contains", "error", now.error),
     field("Created since", "since", local(now.since), { type: "datetime-local" }),
     now.where ? field("Cause", "where", now.where) : null,
@@ -214,7 +219,8 @@ function form() {
   );
   made.addEventListener("submit", (event) => {
     event.preventDefault();
-    const given = Object.fromEntries([...new FormData(made)].map(([name, value]) => [name, value.trim()]));
+    const { without_tenant: isWithout, ...given } = Object.fromEntries([...new FormData(made)].map(([name, value]) => [name, value.trim()]));
+    given.tenant = isWithout ? "" : given.tenant || null;
     if (given.since) given.since = new Date(given.since).toISOString();
     go(given);
   });

@@ -113,7 +113,7 @@ export class Selection {
 
   extent(verb) {
     const filters = this.filters();
-    const conditions = Object.entries(filters).map(([name, value]) => `${name.replaceAll("_", " ")} ${value}`);
+    const conditions = Object.entries(filters).map(([name, value]) => `${value ? "" : "no "}${name.replaceAll("_", " ")} ${value}`.trim());
     const kinds = filters.status || filters.stop_reason ? [] : VERBS[verb].statuses.map((one) => one.replaceAll("_", " "));
     return `Concerned are ${conditions.length ? `runs with ${conditions.join(", ")}` : "all runs of the fleet"}${kinds.length ? ` that are ${kinds.join(" or ")}` : ""}.`;
   }

@@ -81,7 +81,10 @@ class StepSummary(Record):
 
     Texts are cut, and None where contents are hidden; `given` is what the run received before the
     step. `cached` is an answer of the response cache, `cached_tokens` are those that the provider
-    had in its own. Of a step that is `too_large` for a timeline only the number is known.
+    had in its own. Of a step that is `too_large` for a timeline only the number is known. `cut`
+    names the texts that are cut: 'given', 'text', 'errors:N', and 'arguments:N', 'result:N' and
+    'error:N' of a tool call, with N from 0; of a step that is `too_large` it is 'step'. Where
+    contents are hidden it is empty.
     """
 
     step: int
@@ -104,6 +107,7 @@ class StepSummary(Record):
     given: str | None = None
     text: str | None = None
     tool_calls: tuple[ToolSummary, ...] = ()
+    cut: tuple[str, ...] = ()
 
 
 class LostSummary(Record):
@@ -137,7 +141,8 @@ class RunTimeline(Record):
     `lost_attempts` is how many attempts at its steps were not committed, `lost` the newest ones.
     `reason` says why it has stopped, or goes on, and `evaluations` what each criterion has decided
     behind its last step. `waits_for` is what its next step waits for now. `given` is what it has
-    received behind its last step. `content` is false where texts are hidden.
+    received behind its last step, and `given_cut` whether that is cut. `content` is false where
+    texts are hidden.
     """
 
     run: RunSummary
@@ -149,4 +154,5 @@ class RunTimeline(Record):
     lost: tuple[LostSummary, ...] = ()
     waits_for: str = ""
     given: str | None = None
+    given_cut: bool = False
     content: bool = True

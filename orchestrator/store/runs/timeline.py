@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import orjson
 from pydantic import ValidationError
 
-from stepfleet.orchestrator.errors import SerializationError
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.answers import Awaited, Decision, awaited_by
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationOutcome
@@ -31,6 +32,8 @@ LARGEST_STEP = 262_144
 PAGE_BYTES = 1_048_576
 LONGEST = 2_000
 """Characters of each text."""
+LARGEST_TEXT = 8 * 1_048_576
+"""Bytes of a step, or of what a run was given, of which a text is read in full."""
 MOST_CALLS = 50
 MOST_NUMBERS = 10
 MOST_LOST = 50
@@ -40,6 +43,11 @@ _FOR = {
     Awaited.APPROVAL: "a person's approval",
     Awaited.PERSON: "a person's answer",
 }
+
+
+class _Given(NamedTuple):
+    text: str
+    is_cut: bool
 
 
 class Timelines:
@@ -91,9 +99,10 @@ class Timelines:
         before = [one.step - 1 for one in steps]
         given = await self._given(key, [*before, run.steps]) if content else {}
         steps = [
-            one.model_copy(update={"given": given.get(number)}) if number in given else one
+            _with_given(one, given[number]) if number in given else one
             for one, number in zip(steps, before, strict=True)
         ]
+        newest = given.get(run.steps)
         return RunTimeline(
             run=run,
             reason=reason,
@@ -103,9 +112,29 @@ class Timelines:
             lost_attempts=int(how_many),
             lost=lost,
             waits_for="" if run.status.is_terminal else _waits(*waits),
-            given=given.get(run.steps),
+            given=newest.text if newest else None,
+            given_cut=bool(newest and newest.is_cut),
             content=content,
         )
+
+    async def text(self, run_id: str, step: int, part: str) -> str:
+        """Return a text of a step in full: `part` is its name in `StepSummary.cut`.
+
+        Raises `ConfigurationError` where there is none, or it is in more than `LARGEST_TEXT` bytes;
+        `StoreError`.
+        """
+        key = f"{self._keys.run(run_id)}:log"
+        name = f"input:{step - 1}" if part == "given" else step - 1
+        size = await self._connection.execute("HSTRLEN", key, name)
+        if size > LARGEST_TEXT:
+            msg = f"part: it is in {size:,} bytes, more than {LARGEST_TEXT:,}; use stepfleet show"
+            raise ConfigurationError(msg)
+        stored = await self._connection.execute("HGET", key, name) or ""
+        text = await asyncio.to_thread(_text, stored, part) if stored else None
+        if text is None:
+            msg = f"part: step {step} of run {run_id} has no such text, or it cannot be read here"
+            raise ConfigurationError(msg)
+        return text
 
     async def _lost(self, key: str) -> tuple[LostSummary, ...]:
         found = await self._connection.execute("HGETALL", f"{key}:lost")
@@ -114,20 +143,26 @@ class Timelines:
         except ValidationError:  # of another version
             return ()
 
-    async def _given(self, key: str, numbers: Sequence[int]) -> dict[int, str]:
+    async def _given(self, key: str, numbers: Sequence[int]) -> dict[int, _Given]:
         """Return what the run was given when it had done so many steps, where it was."""
         names = [f"input:{number}" for number in numbers]
         sizes = await self._connection.execute_all(
             *(("HSTRLEN", f"{key}:log", name) for name in names)
         )
-        found: dict[int, str] = {}
+        found: dict[int, _Given] = {}
         for number, name, size in zip(numbers, names, sizes, strict=True):
             if size > LARGEST_STEP:
-                found[number] = f"({size:,} bytes, too large for this page)"
+                found[number] = _Given(f"({size:,} bytes, too large for this page)", is_cut=True)
             elif size:
                 stored = await self._connection.execute("HGET", f"{key}:log", name)
-                found[number] = _cut(_messages(stored or "[]"))
+                text = _messages(stored or "[]")
+                found[number] = _Given(_cut(text), len(text) > LONGEST)
         return found
+
+
+def _with_given(step: StepSummary, given: _Given) -> StepSummary:
+    cut = ("given", *step.cut) if given.is_cut else step.cut
+    return step.model_copy(update={"given": given.text, "cut": cut})
 
 
 def _messages(stored: str) -> str:
@@ -212,15 +247,14 @@ def _steps(
             result = LoggedStep.from_json(plain).result if plain else None
         except (SerializationError, ValidationError):  # of another version, or larger unpacked
             result = None
-        shown = (
-            _step(result, content=content) if result else StepSummary(step=number, too_large=True)
-        )
-        found.append(shown)
+        too_large = StepSummary(step=number, too_large=True, cut=("step",) if content else ())
+        found.append(_step(result, content=content) if result else too_large)
     return found
 
 
 def _step(result: StepResult, *, content: bool) -> StepSummary:
     calls = result.tool_calls[:MOST_CALLS]
+    texts = _texts(result)
     return StepSummary(
         step=result.step,
         type=result.type.value,
@@ -238,7 +272,7 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
         cost_usd=result.cost_usd,
         cached=result.cached,
         errors=tuple(_cut(error.message) for error in result.errors[:MOST_CALLS]),
-        text=_cut(result.thought) if content and result.thought else None,
+        text=_cut(texts["text"]) if content and "text" in texts else None,
         tool_calls=tuple(
             ToolSummary(
                 tool=call.tool_name,
@@ -246,13 +280,14 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
                 is_error=call.is_error,
                 duration_ms=call.duration_ms,
                 error=_cut(call.error.message) if call.error else None,
-                arguments=_cut(_json(call.arguments)) if content else None,
-                result=_cut(_json(call.result)) if content else None,
+                arguments=_cut(texts[f"arguments:{at}"]) if content else None,
+                result=_cut(texts[f"result:{at}"]) if content else None,
                 run_id=call.run.run_id if call.run else None,
                 decision=_decision(call.decision, content=content),
             )
-            for call in calls
+            for at, call in enumerate(calls)
         ),
+        cut=tuple(name for name, text in texts.items() if len(text) > LONGEST) if content else (),
     )
 
 
@@ -260,6 +295,30 @@ def _decision(decision: Decision | None, *, content: bool) -> str | None:
     if decision is None:
         return None
     return _cut(str(decision if content else decision.model_copy(update={"reason": ""})))
+
+
+def _texts(result: StepResult) -> dict[str, str]:
+    """Return the texts of a step in full, by their names in `StepSummary.cut`."""
+    found = {"text": result.thought} if result.thought else {}
+    for at, error in enumerate(result.errors[:MOST_CALLS]):
+        found[f"errors:{at}"] = error.message
+    for at, call in enumerate(result.tool_calls[:MOST_CALLS]):
+        found |= {f"arguments:{at}": _json(call.arguments), f"result:{at}": _json(call.result)}
+        if call.error:
+            found[f"error:{at}"] = call.error.message
+    return found
+
+
+def _text(stored: str, part: str) -> str | None:
+    if part == "given":
+        return _messages(stored)
+    try:
+        plain = unpacked_within(LARGEST_TEXT, stored)
+        if part == "step":
+            return orjson.dumps(orjson.loads(plain), option=orjson.OPT_INDENT_2).decode()
+        return _texts(LoggedStep.from_json(plain).result).get(part)
+    except (SerializationError, ValidationError):  # of another version, or larger unpacked
+        return None
 
 
 def _json(value: object) -> str:

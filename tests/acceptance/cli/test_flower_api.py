@@ -125,6 +125,8 @@ def test_texts_are_hidden_from_strangers_and_where_the_setting_says_so(
     hidden = started_flower(commands, redis_url, STEPFLEET_FLOWER_CONTENT="0")
     _, found = hidden.api(f"/runs/{result.run_id}")
     assert (found["run"]["steps"], found["steps"][0]["text"]) == (1, None)
+    text = hidden.address(f"/runs/{result.run_id}/text?step=1&part=step")
+    assert (found["steps"][0]["cut"], hidden.file(text)[0]) == ([], 403)
     topics = f"topic=run:{result.run_id}&topic=text:{result.run_id}"
     assert hidden.line(f"/live?{topics}") == f": run:{result.run_id}\n"
     assert (found["content"], found["steps"][0]["given"]) == (False, None)
@@ -159,6 +161,19 @@ def test_a_run_is_shown_with_what_it_was_given_lost_attempts_and_why(
     assert (first["given"], first["text"]) == (EVIL, f"to {EVIL}")
     assert second["given"].startswith("and this? \u202e")
     assert len(second["given"]) == 2_000
+    assert (first["cut"], second["cut"]) == ([], ["given"])
+    path = stock.address(f"/runs/{run_id}/text?step=2&part=")
+    status, headers, text = stock.file(f"{path}given")
+    assert (status, text) == (200, sent["message"])
+    assert headers["Content-Type"] == "text/plain; charset=UTF-8"
+    name = f"run-{run_id}-step-2-given.txt"
+    assert headers["Content-Disposition"] == f'attachment; filename="{name}"'
+    assert headers["X-Content-Type-Options"] == "nosniff"
+    assert stock.file(f"{path}text")[2] == second["text"]
+    assert stock.file(f"{path}step")[2].startswith("{\n")
+    for part, wrong in ((f"{path}result:0", 404), (f"{path}x%0d%0ay: z", 404), (path, 400)):
+        assert stock.file(part.replace(" ", "%20"))[0] == wrong, part
+    assert stock.file(f"{path}text".replace("step=2", "step=3"))[0] == 404
     assert second["tokens"] > second["output_tokens"] > 0
     (lost,) = found["lost"]
     assert (lost["step"], lost["kind"], found["lost_attempts"]) == (1, "deferred", 1)

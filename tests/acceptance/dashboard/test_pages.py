@@ -53,6 +53,13 @@ def test_the_failed_runs_of_a_batch_are_found_by_error_and_retried(
     batch.wait(LONG / 1000)
     visitor = Visitor(chromium, site)
 
+    alone = fleet.submit(Agent("plain", model="openai:gpt-4o-mini"), "of no tenant")
+    page = visitor.open("/runs")
+    page.get_by_label("Without a tenant").check()
+    page.get_by_role("button", name="Filter", exact=True).click()
+    expect(rows(page)).to_have_count(1)
+    expect(rows(page)).to_contain_text(alone[:8])
+    expect(page.get_by_label("Without a tenant")).to_be_checked()
     page = visitor.open(f"/runs?batch={batch.id}&status=failed&error=401")
     expect(rows(page)).to_have_count(BAD)
     expect(rows(page).first).to_contain_text(f"q-{LINES - 10} <img")
@@ -102,7 +109,7 @@ def test_pages_fit_a_phone_in_light_and_in_dark(
 def test_a_run_is_explained_goes_on_with_a_message_and_is_forked(
     chromium: Browser, site: Site, fleet: Fleet, model: ModelServer, start_worker: Any
 ) -> None:
-    model.follow(lambda request: Reply(f"answer {len(request.messages)}"))
+    model.follow(lambda request: Reply(f"answer {len(request.messages)} {'<b>' * 1_000}"))
     start_worker()
     run_id = fleet.submit(Agent("plain", model="openai:gpt-4o-mini"), "how many?")
     fleet.runs.wait(run_id, LONG / 1000)
@@ -110,6 +117,11 @@ def test_a_run_is_explained_goes_on_with_a_message_and_is_forked(
     page = visitor.open(f"/runs/{run_id}")
     expect(page.locator("#content")).to_contain_text("completed")
     expect(page.locator("article")).to_have_count(1)
+
+    with page.expect_download() as download:
+        page.get_by_role("link", name="Download the full text: step 1, text").click()
+    assert download.value.suggested_filename == f"run-{run_id}-step-1-text.txt"
+    assert download.value.path().read_text() == f"answer 1 {'<b>' * 1_000}"
 
     page.get_by_role("button", name="Send").click()
     page.get_by_role("textbox", name="Message").fill("and of pears?")

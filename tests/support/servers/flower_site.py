@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPMessage
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,17 @@ class Site:
         try:
             connection.request("GET", self.address(path), headers=headers)
             return connection.getresponse().readline().decode()
+        finally:
+            connection.close()
+
+    def file(self, path: str) -> tuple[int, HTTPMessage, str]:
+        """Return status, headers and body of a file at an address."""
+        known = {"Authorization": f"Basic {base64.b64encode(AUTH.encode()).decode()}"}
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", path, headers=known)
+            response = connection.getresponse()
+            return response.status, response.headers, response.read().decode()
         finally:
             connection.close()
 
