@@ -1,5 +1,6 @@
 """Agents that work for others, in the caller's process: cut, counted, limited, listed."""
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
@@ -83,6 +84,29 @@ async def test_a_depth_of_none_refuses_every_run(fleet: AsyncFleet, redis_url: s
     assert made.error is not None
     assert "0 levels deep (sub_agent_limits.depth)" in made.error.message
     assert made.run is None
+    assert not (await fleet.runs.page(parent=run_id)).runs
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [({}, "'input' is a required property"), ({"input": 5}, "input"), ({"inputs": "x"}, "input")],
+)
+async def test_arguments_that_do_not_fit_are_an_error_of_the_call(
+    fleet: AsyncFleet, redis_url: str, arguments: dict[str, Any], says: str
+) -> None:
+    """MULTI-04, TOOL-06: no run is made, and the caller goes on with the error."""
+    script = Script([call(("researcher", arguments)), say("so be it")])
+    agent = Agent(
+        "editor", model=script, agents=[child(say("never"))], error_policy=LENIENT, time_limit=None
+    )
+    run_id = await fleet.submit(agent, "write")
+    async with asyncio.timeout(30):
+        await finish(redis_url, agent, run_id)
+    result = await fleet.runs.result(run_id)
+    (made,) = result.steps[0].tool_calls
+    assert made.error is not None
+    assert says in made.error.message
+    assert result.output == "so be it"
     assert not (await fleet.runs.page(parent=run_id)).runs
 
 
