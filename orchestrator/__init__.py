@@ -44,9 +44,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.batches.check import LineProblem as LineProblem
     from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
     from stepfleet.orchestrator.batches.failures import Failures as Failures
-    from stepfleet.orchestrator.batches.tables.table import ResultTable as ResultTable
-    from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals as AsyncFleetApprovals
-    from stepfleet.orchestrator.client.approvals import DecideOptions as DecideOptions
+    from stepfleet.orchestrator.batches.files.tables.table import ResultTable as ResultTable
     from stepfleet.orchestrator.client.batch import AsyncBatch as AsyncBatch
     from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
     from stepfleet.orchestrator.client.blocking.fleet import Batch as Batch
@@ -58,27 +56,35 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.client.blocking.fleet import FleetLimits as FleetLimits
     from stepfleet.orchestrator.client.blocking.fleet import FleetRuns as FleetRuns
     from stepfleet.orchestrator.client.blocking.fleet import FleetSchedules as FleetSchedules
-    from stepfleet.orchestrator.client.cache import AsyncFleetCache as AsyncFleetCache
     from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder as CheckpointFolder
     from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint as load_checkpoint
     from stepfleet.orchestrator.client.checkpoints.files import save_checkpoint as save_checkpoint
     from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint as AgentCheckpoint
-    from stepfleet.orchestrator.client.costs import CostOptions as CostOptions
     from stepfleet.orchestrator.client.fleet import AsyncFleet as AsyncFleet
     from stepfleet.orchestrator.client.follow_ups import ThenOptions as ThenOptions
     from stepfleet.orchestrator.client.history.comparison import RunComparison as RunComparison
     from stepfleet.orchestrator.client.history.history import AsyncFleetHistory as AsyncFleetHistory
     from stepfleet.orchestrator.client.history.history import RestoreOptions as RestoreOptions
-    from stepfleet.orchestrator.client.inputs import BatchOptions as BatchOptions
-    from stepfleet.orchestrator.client.inputs import RunOptions as RunOptions
-    from stepfleet.orchestrator.client.inputs import SubmitOptions as SubmitOptions
-    from stepfleet.orchestrator.client.limits import AsyncFleetLimits as AsyncFleetLimits
     from stepfleet.orchestrator.client.local import DebugStep as DebugStep
+    from stepfleet.orchestrator.client.operations.approvals import (
+        AsyncFleetApprovals as AsyncFleetApprovals,
+    )
+    from stepfleet.orchestrator.client.operations.approvals import DecideOptions as DecideOptions
+    from stepfleet.orchestrator.client.operations.cache import AsyncFleetCache as AsyncFleetCache
+    from stepfleet.orchestrator.client.operations.costs import CostOptions as CostOptions
+    from stepfleet.orchestrator.client.operations.limits import AsyncFleetLimits as AsyncFleetLimits
+    from stepfleet.orchestrator.client.operations.schedules import (
+        AsyncFleetSchedules as AsyncFleetSchedules,
+    )
+    from stepfleet.orchestrator.client.operations.schedules import (
+        ScheduleOptions as ScheduleOptions,
+    )
     from stepfleet.orchestrator.client.rendering import RunView as RunView
     from stepfleet.orchestrator.client.rendering import UIMessage as UIMessage
     from stepfleet.orchestrator.client.runs import AsyncFleetRuns as AsyncFleetRuns
-    from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules as AsyncFleetSchedules
-    from stepfleet.orchestrator.client.schedules import ScheduleOptions as ScheduleOptions
+    from stepfleet.orchestrator.client.submission.inputs import BatchOptions as BatchOptions
+    from stepfleet.orchestrator.client.submission.inputs import RunOptions as RunOptions
+    from stepfleet.orchestrator.client.submission.inputs import SubmitOptions as SubmitOptions
     from stepfleet.orchestrator.client.watching.conditions import RunConditions as RunConditions
     from stepfleet.orchestrator.continuation import ContinuationCriteria as ContinuationCriteria
     from stepfleet.orchestrator.continuation import when as when
@@ -109,14 +115,19 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.protocol.serialization.slim_config import (
         SlimSerializationConfig as SlimSerializationConfig,
     )
-    from stepfleet.orchestrator.records.answers import Ask as Ask
-    from stepfleet.orchestrator.records.answers import AskPage as AskPage
-    from stepfleet.orchestrator.records.answers import Decided as Decided
-    from stepfleet.orchestrator.records.answers import Decision as Decision
-    from stepfleet.orchestrator.records.answers import RunEnd as RunEnd
-    from stepfleet.orchestrator.records.answers import SubAgentLimits as SubAgentLimits
     from stepfleet.orchestrator.records.batch import BatchPage as BatchPage
     from stepfleet.orchestrator.records.batch import BatchProgress as BatchProgress
+    from stepfleet.orchestrator.records.calls.answers import Ask as Ask
+    from stepfleet.orchestrator.records.calls.answers import AskPage as AskPage
+    from stepfleet.orchestrator.records.calls.answers import Decided as Decided
+    from stepfleet.orchestrator.records.calls.answers import Decision as Decision
+    from stepfleet.orchestrator.records.calls.answers import RunEnd as RunEnd
+    from stepfleet.orchestrator.records.calls.answers import SubAgentLimits as SubAgentLimits
+    from stepfleet.orchestrator.records.calls.tools import ToolCall as ToolCall
+    from stepfleet.orchestrator.records.calls.tools import ToolCallRecord as ToolCallRecord
+    from stepfleet.orchestrator.records.calls.tools import ToolSpec as ToolSpec
+    from stepfleet.orchestrator.records.conversation.messages import Message as Message
+    from stepfleet.orchestrator.records.conversation.messages import Role as Role
     from stepfleet.orchestrator.records.errors import Cause as Cause
     from stepfleet.orchestrator.records.errors import ErrorInfo as ErrorInfo
     from stepfleet.orchestrator.records.errors import ErrorType as ErrorType
@@ -125,8 +136,6 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.ledger import CostLine as CostLine
     from stepfleet.orchestrator.records.ledger import CostRow as CostRow
     from stepfleet.orchestrator.records.ledger import Costs as Costs
-    from stepfleet.orchestrator.records.messages import Message as Message
-    from stepfleet.orchestrator.records.messages import Role as Role
     from stepfleet.orchestrator.records.outcome import ContinuationDecision as ContinuationDecision
     from stepfleet.orchestrator.records.outcome import (
         ContinuationEvaluation as ContinuationEvaluation,
@@ -163,9 +172,6 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.steps import Handoff as Handoff
     from stepfleet.orchestrator.records.steps import LoggedStep as LoggedStep
     from stepfleet.orchestrator.records.steps import StepResult as StepResult
-    from stepfleet.orchestrator.records.tools import ToolCall as ToolCall
-    from stepfleet.orchestrator.records.tools import ToolCallRecord as ToolCallRecord
-    from stepfleet.orchestrator.records.tools import ToolSpec as ToolSpec
     from stepfleet.orchestrator.records.usage import UsageStats as UsageStats
     from stepfleet.orchestrator.settings.settings import Settings as Settings
     from stepfleet.orchestrator.settings.signing import SigningKeys as SigningKeys
@@ -207,27 +213,27 @@ _WHERE = {
     "agents.strategies": "ChainOfThought NoOp ReAct StateChange Strategy StrategyContext",
     "batches.check": "BatchCheck LineProblem",
     "batches.failures": "FailureGroup Failures",
-    "batches.tables.table": "ResultTable",
+    "batches.files.tables.table": "ResultTable",
     "client.batch": "AsyncBatch AsyncFleetBatches",
-    "client.approvals": "AsyncFleetApprovals DecideOptions",
+    "client.operations.approvals": "AsyncFleetApprovals DecideOptions",
     "client.blocking.fleet": (
         "Batch Fleet FleetApprovals FleetBatches FleetCache FleetHistory FleetLimits FleetRuns "
         "FleetSchedules"
     ),
-    "client.cache": "AsyncFleetCache",
+    "client.operations.cache": "AsyncFleetCache",
     "client.checkpoints.files": "CheckpointFolder load_checkpoint save_checkpoint",
     "client.checkpoints.record": "AgentCheckpoint",
-    "client.costs": "CostOptions",
+    "client.operations.costs": "CostOptions",
     "client.fleet": "AsyncFleet",
     "client.follow_ups": "ThenOptions",
     "client.history.comparison": "RunComparison",
     "client.history.history": "AsyncFleetHistory RestoreOptions",
-    "client.inputs": "BatchOptions RunOptions SubmitOptions",
-    "client.limits": "AsyncFleetLimits",
+    "client.submission.inputs": "BatchOptions RunOptions SubmitOptions",
+    "client.operations.limits": "AsyncFleetLimits",
     "client.local": "DebugStep",
     "client.rendering": "RunView UIMessage",
     "client.runs": "AsyncFleetRuns",
-    "client.schedules": "AsyncFleetSchedules ScheduleOptions",
+    "client.operations.schedules": "AsyncFleetSchedules ScheduleOptions",
     "client.watching.conditions": "RunConditions",
     "continuation": "ContinuationCriteria when",
     "continuation.error_policy": "ErrorHandlingDecision ErrorPolicy",
@@ -245,11 +251,11 @@ _WHERE = {
     "models.support": "Support supports",
     "protocol.serialization.slim": "SlimSerializer",
     "protocol.serialization.slim_config": "SlimSerializationConfig",
-    "records.answers": "Ask AskPage Decided Decision RunEnd SubAgentLimits",
+    "records.calls.answers": "Ask AskPage Decided Decision RunEnd SubAgentLimits",
     "records.batch": "BatchPage BatchProgress",
     "records.errors": "Cause ErrorInfo ErrorType ModelErrorCode",
     "records.ledger": "CallState CostLine CostRow Costs",
-    "records.messages": "Message Role",
+    "records.conversation.messages": "Message Role",
     "records.outcome": (
         "ContinuationDecision ContinuationEvaluation ContinuationOutcome StopReason"
     ),
@@ -265,7 +271,7 @@ _WHERE = {
     "records.schedule": "Schedule ScheduleState ScheduleView",
     "records.state": "AgentState Lifecycle",
     "records.steps": "FinishReason Handoff LoggedStep StepResult",
-    "records.tools": "ToolCall ToolCallRecord ToolSpec",
+    "records.calls.tools": "ToolCall ToolCallRecord ToolSpec",
     "records.usage": "UsageStats",
     "settings.settings": "Settings",
     "settings.signing": "SigningKeys",

@@ -17,12 +17,12 @@ from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
-from stepfleet.orchestrator.records.answers import Awaited
+from stepfleet.orchestrator.records.calls.answers import Awaited
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter

@@ -44,7 +44,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.subscribers import Subscribers
 from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.records.answers import Awaited
+from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.tools import Middleware, Tool, ToolRegistry, registry_of, tools_of
 from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting

@@ -18,8 +18,8 @@ from stepfleet.orchestrator.models.caching.policy import CachePolicy
 from stepfleet.orchestrator.models.pricing.agent_prices import Pricing
 from stepfleet.orchestrator.models.services import problem_of_list, problem_with
 from stepfleet.orchestrator.models.support import support_of
-from stepfleet.orchestrator.records.answers import SubAgentLimits
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.calls.answers import SubAgentLimits
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
 from stepfleet.orchestrator.records.steps import FinishReason

@@ -12,7 +12,8 @@ from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError, ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.tools import ToolSpec
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.responses import (
     LLMResponse,
     ModelRequest,
@@ -20,7 +21,6 @@ from stepfleet.orchestrator.records.responses import (
     OutputFormat,
 )
 from stepfleet.orchestrator.records.text.validation import explain_invalid
-from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, read_data
 from stepfleet.orchestrator.tools.schemas.handles import schema_of
 

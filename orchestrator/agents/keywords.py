@@ -11,7 +11,7 @@ from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.models.caching.policy import CachePolicy
-from stepfleet.orchestrator.records.answers import SubAgentLimits
+from stepfleet.orchestrator.records.calls.answers import SubAgentLimits
 from stepfleet.orchestrator.records.responses import ModelSettings
 
 Fields = Mapping[str, Any]

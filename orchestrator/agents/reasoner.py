@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from functools import reduce
 
 from stepfleet.orchestrator.continuation import CanDecideToContinue
-from stepfleet.orchestrator.records.messages import Content, Message
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Content, Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 
 @dataclass(frozen=True, slots=True)

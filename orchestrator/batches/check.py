@@ -12,9 +12,9 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
+from stepfleet.orchestrator.batches.files.raw_lines import RawLine
+from stepfleet.orchestrator.batches.files.source import BatchInput
 from stepfleet.orchestrator.batches.plan import Draft, Plan
-from stepfleet.orchestrator.batches.raw_lines import RawLine
-from stepfleet.orchestrator.batches.source import BatchInput
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import BatchFormat

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.batches.lines import input_of
+from stepfleet.orchestrator.batches.files.lines import input_of
 from stepfleet.orchestrator.batches.submit import CHUNK_BYTES
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.protocol.composing import (
@@ -22,7 +22,7 @@ from stepfleet.orchestrator.protocol.composing import (
     composed,
 )
 from stepfleet.orchestrator.records.batch import FollowUp, Manifest
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex, follow_up_id

@@ -12,15 +12,15 @@ import orjson
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
-from stepfleet.orchestrator.batches.lines import (
+from stepfleet.orchestrator.batches.files.lines import (
     METADATA_LIMIT,
     BatchLine,
     LineFormat,
     check_size,
     read_object,
 )
-from stepfleet.orchestrator.batches.openai_format import parse_openai_line, plain_config
-from stepfleet.orchestrator.batches.rows import RowRules
+from stepfleet.orchestrator.batches.files.openai_format import parse_openai_line, plain_config
+from stepfleet.orchestrator.batches.files.rows import RowRules
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages
 

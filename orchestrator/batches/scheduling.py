@@ -15,8 +15,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.batches.rows import RowRules
-from stepfleet.orchestrator.batches.source import BatchInput
+from stepfleet.orchestrator.batches.files.rows import RowRules
+from stepfleet.orchestrator.batches.files.source import BatchInput
 from stepfleet.orchestrator.batches.submit import BatchOrder, BatchSubmission
 from stepfleet.orchestrator.batches.ticks import due, placed, tick_id
 from stepfleet.orchestrator.errors import (

@@ -28,13 +28,13 @@ from stepfleet.orchestrator.batches.check import (
     examine,
     valid_lines,
 )
+from stepfleet.orchestrator.batches.files.rows import RowRules
+from stepfleet.orchestrator.batches.files.source import BatchInput, Given, InputFormat, open_input
 from stepfleet.orchestrator.batches.plan import Draft, Plan
-from stepfleet.orchestrator.batches.rows import RowRules
-from stepfleet.orchestrator.batches.source import BatchInput, Given, InputFormat, open_input
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.limits.limit import NORMAL, Limit
-from stepfleet.orchestrator.records.answers import After
 from stepfleet.orchestrator.records.batch import Manifest
+from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
 from stepfleet.orchestrator.store.batches.batches import (
     Batches,

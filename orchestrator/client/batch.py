@@ -11,15 +11,15 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.batches.check import BatchCheck, Problems
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures, failed_in
+from stepfleet.orchestrator.batches.files.source import Given
+from stepfleet.orchestrator.batches.files.tables.arrow import require_arrow
+from stepfleet.orchestrator.batches.files.tables.fields import select
+from stepfleet.orchestrator.batches.files.tables.table import ResultTable
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
 from stepfleet.orchestrator.batches.selection import Selection
-from stepfleet.orchestrator.batches.source import Given
-from stepfleet.orchestrator.batches.tables.arrow import require_arrow
-from stepfleet.orchestrator.batches.tables.fields import select
-from stepfleet.orchestrator.batches.tables.table import ResultTable
 from stepfleet.orchestrator.client.follow_ups import ThenOptions, registered
-from stepfleet.orchestrator.client.inputs import BatchOptions, batch_order
 from stepfleet.orchestrator.client.session import Session
+from stepfleet.orchestrator.client.submission.inputs import BatchOptions, batch_order
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchPage, BatchProgress, Manifest
 from stepfleet.orchestrator.records.state import Lifecycle

@@ -13,13 +13,25 @@ from celery import Celery
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
-from stepfleet.orchestrator.batches.source import Given
-from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
+from stepfleet.orchestrator.batches.files.source import Given
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
-from stepfleet.orchestrator.client.cache import AsyncFleetCache
-from stepfleet.orchestrator.client.costs import CostOptions, Which, costs_of, lines_of_runs
 from stepfleet.orchestrator.client.history.history import AsyncFleetHistory, checked_id
-from stepfleet.orchestrator.client.inputs import (
+from stepfleet.orchestrator.client.local import (
+    DebugOrder,
+    DebugSteps,
+    LocalFleet,
+    is_run_id,
+    private_fleet,
+    stepped,
+)
+from stepfleet.orchestrator.client.operations import costs as ledger
+from stepfleet.orchestrator.client.operations.approvals import AsyncFleetApprovals, DecideOptions
+from stepfleet.orchestrator.client.operations.cache import AsyncFleetCache
+from stepfleet.orchestrator.client.operations.limits import AsyncFleetLimits
+from stepfleet.orchestrator.client.operations.schedules import AsyncFleetSchedules
+from stepfleet.orchestrator.client.runs import AsyncFleetRuns
+from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
+from stepfleet.orchestrator.client.submission.inputs import (
     BatchOptions,
     Input,
     RunOptions,
@@ -29,24 +41,12 @@ from stepfleet.orchestrator.client.inputs import (
     origin_of,
     placed,
 )
-from stepfleet.orchestrator.client.limits import AsyncFleetLimits
-from stepfleet.orchestrator.client.local import (
-    DebugOrder,
-    DebugSteps,
-    LocalFleet,
-    is_run_id,
-    private_fleet,
-    stepped,
-)
-from stepfleet.orchestrator.client.runs import AsyncFleetRuns
-from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules
-from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
 from stepfleet.orchestrator.models.support import check_messages
-from stepfleet.orchestrator.records.answers import Decided
+from stepfleet.orchestrator.records.calls.answers import Decided
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.ledger import CostLine, Costs
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.settings.own_app import app_settings
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
@@ -301,7 +301,7 @@ class AsyncFleet:
     async def costs(
         self,
         by: str | Sequence[str] = (),
-        **which: Unpack[CostOptions],
+        **which: Unpack[ledger.CostOptions],
     ) -> Costs:
         """Return what model calls have cost, by day, tenant, batch, agent, model or status.
 
@@ -310,12 +310,12 @@ class AsyncFleet:
         those of runs that are gone; of one `tenant` ('' for runs without one), `batch`, `agent`,
         `model` or `status`, if given. Raises `ConfigurationError`.
         """
-        return await costs_of(await self._session.open(), by, Which(**which))
+        return await ledger.costs_of(await self._session.open(), by, ledger.Which(**which))
 
     async def cost_lines(
         self,
         run_id: str | None = None,
-        **which: Unpack[CostOptions],
+        **which: Unpack[ledger.CostOptions],
     ) -> AsyncGenerator[CostLine, None]:
         """Yield the single model calls of one run, of a batch, or of all runs that are kept.
 
@@ -324,7 +324,7 @@ class AsyncFleet:
         `ConfigurationError` for an unknown run.
         """
         client = await self._session.open()
-        async for line in lines_of_runs(client, run_id, Which(**which)):
+        async for line in ledger.lines_of_runs(client, run_id, ledger.Which(**which)):
             yield line
 
     async def submit_batch(

@@ -7,10 +7,10 @@ from typing import Any, Literal
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.batches.files.lines import input_of, parse_tenant
 from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
-from stepfleet.orchestrator.batches.lines import input_of, parse_tenant
-from stepfleet.orchestrator.client.inputs import Priority
 from stepfleet.orchestrator.client.session import Client
+from stepfleet.orchestrator.client.submission.inputs import Priority
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import priority_of
 from stepfleet.orchestrator.protocol.composing import OUTPUT, OUTPUTS, check_places

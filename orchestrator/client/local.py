@@ -18,14 +18,14 @@ from pydantic import SecretStr
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
-from stepfleet.orchestrator.client.inputs import Input
+from stepfleet.orchestrator.client.submission.inputs import Input
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Message
+from stepfleet.orchestrator.records.conversation.tool_text import value_text
 from stepfleet.orchestrator.records.errors import ErrorInfo
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.steps import LoggedStep
-from stepfleet.orchestrator.records.tool_text import value_text
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.settings.settings import DAY, Settings
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 

@@ -24,8 +24,8 @@ from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.client.watching.watch import cancel_is_left
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
-from stepfleet.orchestrator.records.answers import After
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.answers import After
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline, RunTree
 from stepfleet.orchestrator.records.state import Lifecycle

@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
+from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.batches.submit import BatchSubmission
 from stepfleet.orchestrator.client.control.batch_retry import BatchRetry
 from stepfleet.orchestrator.client.control.control import RunControl

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.continuation.error_policy import (
     resolve,
 )
 from stepfleet.orchestrator.continuation.guards import ALLOW, FORBID, REQUEST, STOP, evaluation
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationEvaluation,

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-from stepfleet.orchestrator.records.tool_text import value_text
+from stepfleet.orchestrator.records.conversation.tool_text import value_text
 
 CHANNEL = "agent."
 

@@ -7,7 +7,7 @@ from stepfleet.orchestrator.memory.limits import Count, limited, split, whole
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.memory.pruning import estimate_tokens, prune_to_token_limit
 from stepfleet.orchestrator.memory.summary import summary_message
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 
 Summarize = Callable[[str | None, Sequence[Message]], str]
 

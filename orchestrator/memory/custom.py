@@ -9,7 +9,7 @@ from typing import Any
 
 from stepfleet.orchestrator.errors import AgentException, AgentMemoryError, ConfigurationError
 from stepfleet.orchestrator.memory.limits import paired
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.references import load_reference
 

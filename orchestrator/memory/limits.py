@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.memory.pruning import estimate_tokens, exchanges, newest_within
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 
 Count = Callable[[Message], int]
 

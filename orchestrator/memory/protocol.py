@@ -4,7 +4,7 @@ import asyncio
 from typing import Protocol, runtime_checkable
 
 from stepfleet.orchestrator.errors import AgentException, AgentMemoryError
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 
 LONGEST = 10.0
 """Seconds that a step waits for a memory's answer."""

@@ -3,7 +3,7 @@
 import string
 from collections.abc import Callable, Iterator, Sequence
 
-from stepfleet.orchestrator.records.messages import REASONING, Block, Message
+from stepfleet.orchestrator.records.conversation.messages import REASONING, Block, Message
 
 OVERHEAD = 4
 BLOCK = 1000

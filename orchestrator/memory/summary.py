@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import orjson
 
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 
 INSTRUCTIONS = (

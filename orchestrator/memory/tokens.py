@@ -13,7 +13,7 @@ import orjson
 
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import OVERHEAD, estimate_tokens
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from stepfleet.orchestrator.memory.limits import Count, limited
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.memory.summary import summary_message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.memory_window import Summary, Window
-from stepfleet.orchestrator.records.messages import Message
 
 Messages = tuple[Message, ...]
 _KEPT_IN_FOUR = 3

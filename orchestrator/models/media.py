@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from stepfleet.orchestrator.records.messages import Block, Content
+from stepfleet.orchestrator.records.conversation.messages import Block, Content
 
 KINDS = ("image", "document", "audio")
 _USUAL = {"image": "png", "document": "pdf", "audio": "wav"}

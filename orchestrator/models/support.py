@@ -11,7 +11,7 @@ from functools import lru_cache
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.media import KINDS, Media, media_of
 from stepfleet.orchestrator.models.services import SERVICES, Api, Service
-from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message
+from stepfleet.orchestrator.records.conversation.messages import REASONING, Block, Content, Message
 from stepfleet.orchestrator.records.responses import ModelSettings
 
 _Kinds = Mapping[str, frozenset[str]]

@@ -4,9 +4,9 @@ from datetime import datetime
 
 from stepfleet.orchestrator.events.envelope import Event, EventType
 from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.records.answers import Answer, Decision, RunEnd
+from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd
+from stepfleet.orchestrator.records.calls.tools import DENIED, ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.records.run.results import RunStatus
-from stepfleet.orchestrator.records.tools import DENIED, ToolCall, ToolCallRecord, refused
 
 RUN_FAILED = "RUN_FAILED"
 

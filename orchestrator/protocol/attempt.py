@@ -4,18 +4,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from stepfleet.orchestrator.records.answers import Awaited, awaited_by
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.memory_window import Remembered
-from stepfleet.orchestrator.records.outcome import ContinuationOutcome
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.steps import HandedOver, Progress
-from stepfleet.orchestrator.records.tools import (
+from stepfleet.orchestrator.records.calls.answers import Awaited, awaited_by
+from stepfleet.orchestrator.records.calls.tools import (
     NOT_EXECUTED,
     ToolCall,
     ToolCallRecord,
     refused,
 )
+from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.memory_window import Remembered
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.steps import HandedOver, Progress
 from stepfleet.orchestrator.records.usage import Spent
 
 
@@ -118,8 +118,9 @@ class Interrupted:
 class Wait:
     """One call that a step waits for: its index in the response, its tool's queue, its tool.
 
-    A queue that begins with @ is none (see `records.answers.Awaited`): `key` then names what the
-    call waits for, and `within` is that wait's time limit in seconds (None: the run's patience).
+    A queue that begins with @ is none (see `Awaited` of `records.calls.answers`): `key` then names
+    what the call waits for, and `within` is that wait's time limit in seconds (None: the run's
+    patience).
     """
 
     index: int

@@ -9,11 +9,11 @@ from stepfleet.orchestrator.limits.budgets import Exhausted
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.memory.window import History
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
-from stepfleet.orchestrator.records.answers import Answer
+from stepfleet.orchestrator.records.calls.answers import Answer
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 
 @dataclass(frozen=True, slots=True)

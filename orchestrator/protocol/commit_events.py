@@ -33,12 +33,12 @@ from stepfleet.orchestrator.protocol.attempt import Attempt, Parked
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import Waiting
-from stepfleet.orchestrator.records.answers import Awaited, awaited_by
+from stepfleet.orchestrator.records.calls.answers import Awaited, awaited_by
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, brief
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 
 def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) -> Events:

@@ -7,8 +7,8 @@ from operator import add, or_
 from typing import Any
 
 from stepfleet.orchestrator.continuation.error_policy import next_failures
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.memory_window import Remembered
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.state import AgentState, LastStep, Lifecycle
 from stepfleet.orchestrator.records.steps import HandedOver, LoggedStep, Progress, StepResult
 from stepfleet.orchestrator.records.usage import UsageStats

@@ -11,13 +11,13 @@ from datetime import datetime
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.overrides import limits_of, merged_overrides, read_overrides
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.records.steps import HandedOver, LoggedStep, RunAgent
-from stepfleet.orchestrator.records.tools import (
+from stepfleet.orchestrator.records.calls.tools import (
     NOT_EXECUTED,
     ToolCall,
     ToolCallRecord,
     refused,
 )
+from stepfleet.orchestrator.records.steps import HandedOver, LoggedStep, RunAgent
 
 LONGEST_REASON = 1000
 

@@ -29,15 +29,20 @@ from stepfleet.orchestrator.protocol.lost_attempts import (
 )
 from stepfleet.orchestrator.protocol.outage import gave_up, parked
 from stepfleet.orchestrator.protocol.waiting import Waiting, patience
+from stepfleet.orchestrator.records.calls.tools import (
+    DENIED,
+    NOT_EXECUTED,
+    ToolCall,
+    with_few_tracebacks,
+)
+from stepfleet.orchestrator.records.conversation.messages import Message
+from stepfleet.orchestrator.records.conversation.tool_text import media_messages
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, ModelErrorCode
 from stepfleet.orchestrator.records.memory_window import Summary
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
-from stepfleet.orchestrator.records.tool_text import media_messages
-from stepfleet.orchestrator.records.tools import DENIED, NOT_EXECUTED, ToolCall, with_few_tracebacks
 from stepfleet.orchestrator.records.usage import Spent, UsageStats
 
 BASE = 1.0

@@ -15,9 +15,9 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
-from stepfleet.orchestrator.records.answers import awaited_by
+from stepfleet.orchestrator.records.calls.answers import awaited_by
+from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.tools import ToolCall
 
 LONGEST_WAIT = timedelta(days=7)
 """How long a run without a wall-clock limit waits for tool calls."""

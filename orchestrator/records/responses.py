@@ -6,10 +6,10 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolSpec
+from stepfleet.orchestrator.records.conversation.messages import Block, Content, Message
 from stepfleet.orchestrator.records.memory_window import Remembered
-from stepfleet.orchestrator.records.messages import Block, Content, Message
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
 from stepfleet.orchestrator.records.usage import CacheUse, Fallback, UsageStats
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
@@ -76,8 +76,8 @@ class LLMResponse(Record):
     A worker then estimates it and sets `usage_estimated`. `remembered` is the result of the memory
     policy before the call. `cache` is set where the response cache took part, `fallback` where
     other models of the agent's list had failed before. `reasoning` has the blocks that go back to
-    the provider unchanged (see `records.messages.REASONING`), `reasoning_text` what of it people
-    can read. `request_id` is the provider's own name of the request. `raw` is the provider's
+    the provider unchanged (see `conversation.messages.REASONING`), `reasoning_text` what of it
+    people can read. `request_id` is the provider's own name of the request. `raw` is the provider's
     payload for hooks in the same process; it is never stored.
     """
 

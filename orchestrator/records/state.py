@@ -8,13 +8,13 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.calls.logged_calls import LoggedCalls
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ErrorContext
-from stepfleet.orchestrator.records.logged_calls import LoggedCalls
 from stepfleet.orchestrator.records.memory_window import Window
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import Answer, ContinuationOutcome
 from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 
 ToolResults = tuple[ToolCallRecord, ...] | LoggedCalls

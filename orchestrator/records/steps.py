@@ -8,13 +8,13 @@ from typing import Any
 
 from pydantic import ConfigDict, Field, computed_field
 
-from stepfleet.orchestrator.records.answers import RunEnd
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.calls.answers import RunEnd
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import ADDED, Message
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
-from stepfleet.orchestrator.records.messages import ADDED, Message
 from stepfleet.orchestrator.records.outcome import Answer, ContinuationOutcome
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import CacheUse, Fallback, UsageStats
 
 

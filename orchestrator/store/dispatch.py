@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.records.answers import awaited_by
+from stepfleet.orchestrator.records.calls.answers import awaited_by
 from stepfleet.orchestrator.redis_client.transient_errors import OutageLog, TransientError
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.settings.signing import HEADER, SigningKeys

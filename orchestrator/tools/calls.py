@@ -7,7 +7,7 @@ exception. Knows no tools: whether the name exists and the arguments fit is deci
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.tools.schemas.bounded_json import (
     MAX_SIZE,
     BoundsError,

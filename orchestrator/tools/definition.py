@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.answers import Awaited
-from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator.records.calls.answers import Awaited
+from stepfleet.orchestrator.records.calls.tools import ToolSpec
 from stepfleet.orchestrator.references import load_reference
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.checks import checker_of

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from stepfleet.orchestrator.errors import ToolExecutionError
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
 
 

@@ -6,8 +6,8 @@ Decides the order alone: the first of the list is the outermost. An agent withou
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
 
 NextModel = Callable[[ModelRequest], Awaitable[LLMResponse]]

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolNotFoundError
-from stepfleet.orchestrator.records.tools import ToolSpec
+from stepfleet.orchestrator.records.calls.tools import ToolSpec
 from stepfleet.orchestrator.tools.catalog import tool_catalog
 from stepfleet.orchestrator.tools.definition import Tool, as_tool
 from stepfleet.orchestrator.tools.mcp import McpServer

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from stepfleet.orchestrator.records.messages import Block
+from stepfleet.orchestrator.records.conversation.messages import Block
 
 
 @dataclass(frozen=True, slots=True)

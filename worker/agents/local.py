@@ -10,7 +10,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
 from stepfleet.orchestrator.agents.planning.plan import UPDATE_PLAN
 from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.agents.sub_agents import HandoffTool
-from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
+from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.errors import AgentMemoryError, ConfigurationError
 from stepfleet.orchestrator.memory.custom import CustomPolicy, find_policy

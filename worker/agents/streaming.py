@@ -19,8 +19,8 @@ from stepfleet.orchestrator.events.subscribers import Subscribers
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.commit_events import step_started, tool_started
 from stepfleet.orchestrator.protocol.waiting import TakenCall
+from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.worker.events.subscribers import SubscriberQueue, moment_of
 from stepfleet.worker.events.text_chunks import ChunkSender, LiveStep, LiveWriter
 

@@ -14,8 +14,8 @@ from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.memory.summary import LONGEST_MESSAGE, summary_request
 from stepfleet.orchestrator.memory.window import History, advance, shown, token_budget
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.memory_window import Remembered, Summary, Window
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.attempt.circuit import behind_circuit

@@ -24,10 +24,10 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.base import well_formed
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, ModelErrorCode
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.text.redaction import redact_error

@@ -9,8 +9,8 @@ from typing import Any
 from pydantic_core import PydanticSerializationError
 
 from stepfleet.orchestrator.records.base import well_formed
+from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.records.usage import bounded_usage
 from stepfleet.orchestrator.tools import bounded_calls, parse_tool_call
 

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import unknown_outcome
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import (
     CallStatus,
     Tool,

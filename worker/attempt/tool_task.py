@@ -14,9 +14,9 @@ from stepfleet.orchestrator.protocol.attempt import Interruption, gave_up, not_r
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.suspicion import Stance
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.answers import Awaited, awaited_by
+from stepfleet.orchestrator.records.calls.answers import Awaited, awaited_by
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.worker.attempt.tool_call import attempt_call
 from stepfleet.worker.leases.lease import CallLease, Leases

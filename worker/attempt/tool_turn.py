@@ -31,13 +31,13 @@ from stepfleet.orchestrator.protocol.transfer import (
     transfer_in,
 )
 from stepfleet.orchestrator.protocol.waiting import divided, wait_key
-from stepfleet.orchestrator.records.answers import Awaited, awaited_by
+from stepfleet.orchestrator.records.calls.answers import Awaited, awaited_by
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.steps import HandedOver, Progress
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.tools import Tool, ToolInvocation
 from stepfleet.orchestrator.tools.definition import is_async
 from stepfleet.orchestrator.tools.schemas.time_limit import run_check

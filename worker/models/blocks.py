@@ -12,8 +12,8 @@ from typing import Any
 
 from stepfleet.orchestrator.models.media import media_of, normalized_block
 from stepfleet.orchestrator.models.support import Support
-from stepfleet.orchestrator.records.messages import ADDED, Block, Message
-from stepfleet.orchestrator.records.tool_text import SHOWN_FOR, TOOLS
+from stepfleet.orchestrator.records.conversation.messages import ADDED, Block, Message
+from stepfleet.orchestrator.records.conversation.tool_text import SHOWN_FOR, TOOLS
 
 
 def fitted(messages: tuple[Message, ...], support: Support) -> tuple[Message, ...]:

@@ -9,9 +9,9 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.records.calls.tools import ToolSpec
+from stepfleet.orchestrator.records.conversation.messages import REASONING, Block, Message, Role
 from stepfleet.orchestrator.records.errors import ModelErrorCode
-from stepfleet.orchestrator.records.messages import REASONING, Block, Message, Role
-from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.lenient_json import read_json

@@ -11,7 +11,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.memory.tokens import TokenCounters
 from stepfleet.orchestrator.models.pricing import RecentPrices, stated_cost
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.records.answers import Awaited
+from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
@@ -31,10 +31,10 @@ from stepfleet.worker.ports import Circuits, Isolation, Ports
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.spending import price_by
-from stepfleet.worker.runtime.asked_people import AskedPeople
-from stepfleet.worker.runtime.attending import Attending
-from stepfleet.worker.runtime.child_runs import ChildRuns
 from stepfleet.worker.runtime.crash_points import Visit
+from stepfleet.worker.runtime.waiting.asked_people import AskedPeople
+from stepfleet.worker.runtime.waiting.attending import Attending
+from stepfleet.worker.runtime.waiting.child_runs import ChildRuns
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import instrument
 from stepfleet.worker.toolbox.box import LocalToolbox

@@ -42,8 +42,8 @@ from stepfleet.worker.runtime.connect import child_name, connect, disconnect, pr
 from stepfleet.worker.runtime.crash_points import Visit, crash_points, unharmed
 from stepfleet.worker.runtime.isolation.isolation import Isolation
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
-from stepfleet.worker.runtime.links import LinkedRuns
 from stepfleet.worker.runtime.shutdown import Notice, Stopping
+from stepfleet.worker.runtime.waiting.links import LinkedRuns
 from stepfleet.worker.step import StepReport, run_step
 from stepfleet.worker.telemetry.instrumentation import import_exporters
 from stepfleet.worker.toolbox.threads import ToolThreads

@@ -15,8 +15,8 @@ from uuid import UUID
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import is_child, root_of
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.run.results import RunStatus, end_state, run_status
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,

@@ -16,9 +16,9 @@ from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall
+from stepfleet.orchestrator.records.calls.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import StepObserver, Toolbox

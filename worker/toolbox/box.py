@@ -7,10 +7,10 @@ from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.conversation.tool_text import result_text
 from stepfleet.orchestrator.records.text.redaction import Redactor, redact
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
-from stepfleet.orchestrator.records.tool_text import result_text
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import (
     CallStatus,
     Done,

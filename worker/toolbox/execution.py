@@ -17,10 +17,10 @@ from stepfleet.orchestrator.errors import (
     InvalidToolCallError,
     ToolExecutionError,
 )
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools import (
     StateUpdate,
     Tool,

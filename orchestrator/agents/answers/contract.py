@@ -25,8 +25,9 @@ from stepfleet.orchestrator.agents.answers.special import (
 from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner, with_paragraph
 from stepfleet.orchestrator.continuation import CanDecideToContinue
 from stepfleet.orchestrator.continuation.guards import ALLOW, FORBID, REQUEST, evaluation
+from stepfleet.orchestrator.records.calls.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import (
     Answer,
     ContinuationDecision,
@@ -36,7 +37,6 @@ from stepfleet.orchestrator.records.outcome import (
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, OutputFormat
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress, StepType
-from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, read_data
 from stepfleet.orchestrator.tools.schemas.handles import SchemaHandle
 

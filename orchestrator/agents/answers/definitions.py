@@ -17,8 +17,8 @@ from stepfleet.orchestrator.agents.answers.special import (
     invalid,
 )
 from stepfleet.orchestrator.errors import InvalidToolCallError
+from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.tools.schemas.bounded_json import (
     BoundsError,
     canonical_json,

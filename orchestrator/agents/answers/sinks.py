@@ -6,10 +6,10 @@ One handler serves both; the model reads the same text.
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord, refused
+from stepfleet.orchestrator.records.conversation.messages import Message
+from stepfleet.orchestrator.records.conversation.tool_text import result_text
 from stepfleet.orchestrator.records.errors import ErrorInfo
-from stepfleet.orchestrator.records.messages import Message
-from stepfleet.orchestrator.records.tool_text import result_text
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, refused
 
 
 class ErrorSink(Protocol):

@@ -16,11 +16,11 @@ from stepfleet.orchestrator.errors import (
     ToolArgumentsError,
     ToolExecutionError,
 )
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolSpec
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.text.redaction import redact
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
-from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
 from stepfleet.orchestrator.tools.schemas.handles import SchemaHandle, handle_of
 
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}

@@ -12,10 +12,10 @@ from typing import Any, Self
 from pydantic import Field, ValidationError
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord, ToolSpec, refused
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.text.validation import explain_invalid
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord, ToolSpec, refused
 
 UPDATE_PLAN = "update_plan"
 PLAN = "plan"

@@ -19,13 +19,18 @@ from stepfleet.orchestrator.agents.strategies.json_mode import as_text
 from stepfleet.orchestrator.agents.strategies.template import prompt_of
 from stepfleet.orchestrator.continuation import CanDecideToContinue
 from stepfleet.orchestrator.continuation.guards import REQUEST, STOP, evaluation
+from stepfleet.orchestrator.records.calls.tools import (
+    NOT_EXECUTED,
+    ToolCallRecord,
+    ToolSpec,
+    refused,
+)
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ErrorType
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationEvaluation
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress, StepType
-from stepfleet.orchestrator.records.tools import NOT_EXECUTED, ToolCallRecord, ToolSpec, refused
 
 NO_TOOLS = "no tools are available"
 

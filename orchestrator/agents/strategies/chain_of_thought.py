@@ -11,7 +11,7 @@ from stepfleet.orchestrator.agents.strategies.strategy import (
     Strategy,
     StrategyContext,
 )
-from stepfleet.orchestrator.records.messages import Block
+from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.state import AgentState
 
 STEPS = "cot_steps"

@@ -8,10 +8,10 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from stepfleet.orchestrator.records.messages import Content, Message
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolSpec
+from stepfleet.orchestrator.records.conversation.messages import Content, Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, OutputFormat
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.tools import ToolCall, ToolSpec
 from stepfleet.orchestrator.tools.calls import parse_tool_call
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, load_bounded
 

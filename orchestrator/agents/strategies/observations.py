@@ -7,9 +7,9 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from stepfleet.orchestrator.records.blocks import RESULT
-from stepfleet.orchestrator.records.messages import Block
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.conversation.blocks import RESULT
+from stepfleet.orchestrator.records.conversation.messages import Block
 
 
 def result_blocks(records: Sequence[ToolCallRecord], texts: Sequence[str]) -> tuple[Block, ...]:

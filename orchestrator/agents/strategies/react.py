@@ -16,7 +16,7 @@ from stepfleet.orchestrator.agents.strategies.strategy import (
     Strategy,
     StrategyContext,
 )
-from stepfleet.orchestrator.records.messages import Block
+from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.text.redaction import redact
 

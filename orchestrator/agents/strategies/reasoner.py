@@ -26,13 +26,13 @@ from stepfleet.orchestrator.agents.strategies.template import with_prompt
 from stepfleet.orchestrator.continuation import CanDecideToContinue
 from stepfleet.orchestrator.continuation.guards import ALLOW, REQUEST, STOP, evaluation
 from stepfleet.orchestrator.errors import StrategyError
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.tools import ToolSpec
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationEvaluation
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.records.text.redaction import redact_error
-from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
 
 GOES_ON = "should_continue"

@@ -12,10 +12,10 @@ from enum import StrEnum
 from typing import Any, ClassVar
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.messages import Block, Message
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Block, Message
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 
 
 class OutputMode(StrEnum):

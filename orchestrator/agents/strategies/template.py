@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator
 
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 
 _PLACE = re.compile(r"\{\{\s*(prompt|history)\s*\}\}|\{(prompt|history)\}")
 

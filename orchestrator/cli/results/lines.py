@@ -8,9 +8,9 @@ from uuid import UUID
 
 import orjson
 
-from stepfleet.orchestrator.batches.openai_format import to_openai_line
-from stepfleet.orchestrator.batches.result_lines import as_line, full, slim
-from stepfleet.orchestrator.batches.tables.fields import cells, select
+from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
+from stepfleet.orchestrator.batches.files.result_lines import as_line, full, slim
+from stepfleet.orchestrator.batches.files.tables.fields import cells, select
 from stepfleet.orchestrator.cli.results.layout import Layout
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 

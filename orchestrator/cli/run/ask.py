@@ -16,7 +16,7 @@ import orjson
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.batches.lines import INPUT_LIMIT
+from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
 from stepfleet.orchestrator.cli.local.fleet import FleetPlan
 from stepfleet.orchestrator.cli.run.crew import Crew
 from stepfleet.orchestrator.cli.run.notes import Note, Notes, new_key

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
+from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.errors import ConfigurationError, ModelError
 from stepfleet.orchestrator.models.endpoint import Endpoint, ModelSetupError, endpoint_of
 from stepfleet.orchestrator.models.failures import refusal

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.cli.terminal.output import print_either
 from stepfleet.orchestrator.cli.views.control import confirm
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.answers import Ask, Decided
+from stepfleet.orchestrator.records.calls.answers import Ask, Decided
 
 _LONGEST = 70
 _GROUPS = 50

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.batches.lines import INPUT_LIMIT
+from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, SOME_FAILED

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from stepfleet.orchestrator.cli.terminal.format import moment, seconds, shown
 from stepfleet.orchestrator.protocol.waiting import waits_in
-from stepfleet.orchestrator.records.answers import Ask, Awaited, awaited_by
+from stepfleet.orchestrator.records.calls.answers import Ask, Awaited, awaited_by
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationOutcome,

@@ -27,7 +27,7 @@ from stepfleet.orchestrator.client.runs import inputs_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Outage
 from stepfleet.orchestrator.protocol.outage import circuit_id
-from stepfleet.orchestrator.records.answers import awaited_by
+from stepfleet.orchestrator.records.calls.answers import awaited_by
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.orchestrator.records.state import Lifecycle

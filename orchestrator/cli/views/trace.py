@@ -9,12 +9,12 @@ from rich.text import Text
 
 from stepfleet.orchestrator.cli.terminal.format import count, moment, seconds, shown, usd
 from stepfleet.orchestrator.cli.views.explain import AwaitedTool
-from stepfleet.orchestrator.records.answers import RunEnd
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.answers import RunEnd
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt
 from stepfleet.orchestrator.records.steps import Handoff, StepResult
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 _LINE = 160
 _NAME = 120

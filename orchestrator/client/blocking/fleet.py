@@ -14,18 +14,18 @@ from celery import Celery
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.blocking.portal import Portal, anext_of
-from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.fleet import AsyncFleet, debugged
 from stepfleet.orchestrator.client.history.history import AsyncFleetHistory
-from stepfleet.orchestrator.client.inputs import Input
-from stepfleet.orchestrator.client.limits import AsyncFleetLimits
 from stepfleet.orchestrator.client.local import DebugStep
+from stepfleet.orchestrator.client.operations.approvals import AsyncFleetApprovals
+from stepfleet.orchestrator.client.operations.cache import AsyncFleetCache
+from stepfleet.orchestrator.client.operations.limits import AsyncFleetLimits
+from stepfleet.orchestrator.client.operations.schedules import AsyncFleetSchedules
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
-from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules
 from stepfleet.orchestrator.client.session import DATA_FOLDER
+from stepfleet.orchestrator.client.submission.inputs import Input
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings
 

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.client.checkpoints.record import (
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.pricing.ledger import ModelCall, statistics_of
 from stepfleet.orchestrator.protocol.revision import state_before
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle

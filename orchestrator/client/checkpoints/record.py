@@ -14,14 +14,14 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCall
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.facts import RunOrigin
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.records.text.validation import explain_invalid
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import (
     MOST_TOKENS_OF_RUN,
     MOST_USD_OF_RUN,

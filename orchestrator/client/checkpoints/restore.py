@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN, AgentConfig
-from stepfleet.orchestrator.batches.lines import parse_tenant
+from stepfleet.orchestrator.batches.files.lines import parse_tenant
 from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import renamed

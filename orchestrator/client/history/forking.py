@@ -10,7 +10,7 @@ from stepfleet.orchestrator.client.checkpoints.capture import checked_at
 from stepfleet.orchestrator.client.control.resumable import ensure_resumable
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import renamed, state_before
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle

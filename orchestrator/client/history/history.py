@@ -8,8 +8,8 @@ from stepfleet.orchestrator.agents.agent import Agent, criteria_of
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
-from stepfleet.orchestrator.batches.lines import parse_input, parse_metadata
-from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
+from stepfleet.orchestrator.batches.files.lines import parse_input, parse_metadata
+from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.batches.results import Pause
 from stepfleet.orchestrator.client.checkpoints.capture import capture, cost_calls
 from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint

@@ -19,10 +19,10 @@ from stepfleet.orchestrator.client.rendering.messages import (
     tool_id,
 )
 from stepfleet.orchestrator.events.envelope import args_summary
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Message
+from stepfleet.orchestrator.records.conversation.tool_text import result_text
 from stepfleet.orchestrator.records.steps import LoggedStep
-from stepfleet.orchestrator.records.tool_text import result_text
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from stepfleet.orchestrator.client.approvals import Which
+from stepfleet.orchestrator.client.operations.approvals import Which
 from stepfleet.orchestrator.dashboard.api.actions import MOST_REFUSED, ActionHandler
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, text, whole
 from stepfleet.orchestrator.dashboard.api.records import (
@@ -13,7 +13,7 @@ from stepfleet.orchestrator.dashboard.api.records import (
 )
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import args_shown
-from stepfleet.orchestrator.records.answers import AskPage, Decided
+from stepfleet.orchestrator.records.calls.answers import AskPage, Decided
 
 MOST = 200
 LONGEST_ARGUMENT = 2_000

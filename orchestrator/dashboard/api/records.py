@@ -5,9 +5,9 @@ from typing import Any
 from pydantic import Field
 
 from stepfleet.orchestrator.batches.failures import Failures
-from stepfleet.orchestrator.records.answers import Ask
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import BatchProgress
+from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.store.admission.limit_use import LimitUse
 from stepfleet.orchestrator.store.admission.lines import LimitWaits
 from stepfleet.orchestrator.store.fleet.checks import Check

@@ -10,8 +10,8 @@ from typing import ClassVar
 from tornado import web
 from tornado.iostream import StreamClosedError
 
-from stepfleet.orchestrator.batches.openai_format import to_openai_line
-from stepfleet.orchestrator.batches.result_lines import as_line, full
+from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
+from stepfleet.orchestrator.batches.files.result_lines import as_line, full
 from stepfleet.orchestrator.client.batch import AsyncBatch
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, MissingError, Parameter, flag

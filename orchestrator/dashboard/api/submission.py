@@ -12,7 +12,7 @@ import orjson
 from tornado.ioloop import IOLoop
 
 from stepfleet.orchestrator.batches.check import BatchCheck
-from stepfleet.orchestrator.batches.source import BatchInput, format_by_name
+from stepfleet.orchestrator.batches.files.source import BatchInput, format_by_name
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.dashboard.api.actions import Audited
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, Site, flag, text

@@ -19,8 +19,8 @@ from stepfleet.orchestrator.protocol.serialization.slim_messages import (
     slim_message,
     whole_message,
 )
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ErrorContext
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import brief
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle, StateInfo
 from stepfleet.orchestrator.records.steps import StepResult, StepType

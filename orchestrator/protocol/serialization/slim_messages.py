@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
-from stepfleet.orchestrator.records.messages import Block, Content, Message
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Block, Content, Message
 
 MARK = "..."
 OMITTED_RESULT = "[tool result omitted]"

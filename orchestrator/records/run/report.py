@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.tool_text import result_text
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.facts import LostAttempt, RunFacts, RunStatus
@@ -24,8 +26,6 @@ from stepfleet.orchestrator.records.steps import (
     StepResult,
     StepType,
 )
-from stepfleet.orchestrator.records.tool_text import result_text
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import UsageStats
 
 

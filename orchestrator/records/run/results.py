@@ -5,7 +5,7 @@ from typing import NoReturn, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.facts import (
     LostAttempt,
     LostKind,

@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Iterator
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Message
+from stepfleet.orchestrator.records.conversation.tool_text import media_messages, result_text
 from stepfleet.orchestrator.records.run.facts import RunFacts, RunStatus
 from stepfleet.orchestrator.records.run.trace_steps import (
     Action,
@@ -14,8 +16,6 @@ from stepfleet.orchestrator.records.run.trace_steps import (
     Task,
 )
 from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.records.tool_text import media_messages, result_text
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 
 ANSWER_TOOLS = frozenset({"final_answer", "structured_response"})
 """Calls that are the answer itself when they end a completed run."""

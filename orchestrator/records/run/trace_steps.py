@@ -10,10 +10,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.messages import Message, Role
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Message, Role
+from stepfleet.orchestrator.records.conversation.tool_text import value_text
 from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.records.tool_text import value_text
-from stepfleet.orchestrator.records.tools import ToolCall, ToolCallRecord
 
 
 class ToolTrace(Record):

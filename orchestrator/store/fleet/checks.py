@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from enum import StrEnum
 
-from stepfleet.orchestrator.records.answers import Ask
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.records.schedule import ScheduleView
 from stepfleet.orchestrator.store.admission.limit_use import RAISE, raised_by
 from stepfleet.orchestrator.store.admission.lines import LimitState

@@ -7,7 +7,7 @@ from datetime import datetime
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import AgentException, SerializationError, StoreError
-from stepfleet.orchestrator.records.answers import Ask
+from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.records.schedule import ScheduleView
 from stepfleet.orchestrator.redis_client.urls import is_sentinel
 from stepfleet.orchestrator.settings.settings import Settings

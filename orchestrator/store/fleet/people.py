@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from stepfleet.orchestrator.records.answers import Ask
+from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls

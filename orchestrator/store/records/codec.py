@@ -12,11 +12,12 @@ from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.memory.window import History, Messages, Part
 from stepfleet.orchestrator.protocol.claim import Journal, Outage, Want
 from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
-from stepfleet.orchestrator.records.answers import Answer
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
-from stepfleet.orchestrator.records.logged_calls import LoggedCalls
+from stepfleet.orchestrator.records.calls.answers import Answer
+from stepfleet.orchestrator.records.calls.logged_calls import LoggedCalls
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
@@ -28,7 +29,6 @@ from stepfleet.orchestrator.records.steps import (
     StepMessages,
     for_its_agent,
 )
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import Spent
 from stepfleet.orchestrator.store.records.compression import packed, unpacked
 

@@ -12,10 +12,10 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.answered import decided_event
 from stepfleet.orchestrator.protocol.waiting import Arrived, ToolHint, waits_in
-from stepfleet.orchestrator.records.answers import Answer, Ask, Decision, awaited_by
+from stepfleet.orchestrator.records.calls.answers import Answer, Ask, Decision, awaited_by
+from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import TERMINAL, HandOff
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import RunScripts

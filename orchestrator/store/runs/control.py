@@ -11,7 +11,7 @@ import orjson
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.revision import Revision
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.usage import nano_usd

@@ -10,8 +10,8 @@ from typing import Any
 
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.records.answers import After
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.answers import After
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.protocol.waiting import ToolHint, waits_in
-from stepfleet.orchestrator.records.answers import Awaited
+from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys

@@ -9,7 +9,7 @@ from typing import Any
 from stepfleet.orchestrator.agents.overrides import read_overrides
 from stepfleet.orchestrator.protocol.serialization.slim import SlimSerializer
 from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.redis_client.connection import Connection

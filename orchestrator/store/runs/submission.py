@@ -15,9 +15,9 @@ from stepfleet.orchestrator.events.envelope import Event, Events, EventType, sta
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.records.answers import After
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.answers import After
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.facts import RunOrigin
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection

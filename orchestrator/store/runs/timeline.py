@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.protocol.waiting import waits_in
-from stepfleet.orchestrator.records.answers import Awaited, Decision, awaited_by
+from stepfleet.orchestrator.records.calls.answers import Awaited, Decision, awaited_by
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationOutcome
 from stepfleet.orchestrator.records.run.facts import LostAttempt
 from stepfleet.orchestrator.records.run.summary import (

@@ -23,11 +23,11 @@ from stepfleet.orchestrator.protocol.waiting import (
     Waiting,
     waits_in,
 )
-from stepfleet.orchestrator.records.answers import Answer, awaited_by
+from stepfleet.orchestrator.records.calls.answers import Answer, awaited_by
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, call_label

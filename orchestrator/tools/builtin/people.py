@@ -3,7 +3,7 @@
 from typing import Any, NoReturn
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.answers import Awaited
+from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.tools.definition import Tool, tool
 
 

@@ -22,7 +22,7 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.protocol.revision import further_turn
-from stepfleet.orchestrator.records.blocks import from_blocks, to_blocks
+from stepfleet.orchestrator.records.conversation.blocks import from_blocks, to_blocks
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.connections import Connections

@@ -29,7 +29,7 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.protocol.revision import revise
-from stepfleet.orchestrator.records.messages import Block
+from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.steps import StepType
 
 

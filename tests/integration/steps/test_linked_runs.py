@@ -13,7 +13,7 @@ from stepfleet.orchestrator.protocol.claim import Refused, Want
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.answers import Answer, Awaited, Decision, RunEnd
+from stepfleet.orchestrator.records.calls.answers import Answer, Awaited, Decision, RunEnd
 from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.links import Links
 

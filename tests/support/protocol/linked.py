@@ -22,12 +22,12 @@ from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.answered import answered, decided_event
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.waiting import ToolHint, wait_key
-from stepfleet.orchestrator.records.answers import Answer, Decision
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.records.calls.answers import Answer, Decision
+from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.links import Links, Owed
 from stepfleet.orchestrator.store.runs.submission import NewRun
-from stepfleet.worker.runtime.links import run_end
+from stepfleet.worker.runtime.waiting.links import run_end
 
 LIMIT = 400_000
 FAR = 3_600_000

@@ -43,7 +43,7 @@ from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.holding import held
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
-from stepfleet.orchestrator.records.tools import DENIED, NOT_EXECUTED
+from stepfleet.orchestrator.records.calls.tools import DENIED, NOT_EXECUTED
 
 KINDS = (
     *["call"] * 4,

@@ -18,8 +18,8 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.check import check
+from stepfleet.orchestrator.batches.files.source import open_input
 from stepfleet.orchestrator.batches.plan import Plan
-from stepfleet.orchestrator.batches.source import open_input
 from stepfleet.orchestrator.client.history.forking import with_tools
 
 

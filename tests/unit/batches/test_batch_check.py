@@ -12,8 +12,8 @@ import pytest
 from stepfleet.orchestrator import AgentConfig, ConfigurationError
 from stepfleet.orchestrator.agents.config import ToolRef
 from stepfleet.orchestrator.batches.check import Checked, check, valid_lines
+from stepfleet.orchestrator.batches.files.source import BatchInput, open_input
 from stepfleet.orchestrator.batches.plan import Plan
-from stepfleet.orchestrator.batches.source import BatchInput, open_input
 
 SOLVER = AgentConfig(name="solver", model="openai:m", tools=(ToolRef(name="look"),))
 WRITER = AgentConfig(name="writer", model="openai:m")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError, Message
-from stepfleet.orchestrator.batches.raw_lines import LINE_LIMIT, RawLine
-from stepfleet.orchestrator.batches.source import BatchInput, InputFormat, open_input
+from stepfleet.orchestrator.batches.files.raw_lines import LINE_LIMIT, RawLine
+from stepfleet.orchestrator.batches.files.source import BatchInput, InputFormat, open_input
 
 
 def test_blank_lines_count_as_lines_and_not_as_rows(tmp_path: Path) -> None:

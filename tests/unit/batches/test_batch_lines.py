@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError, Message, Role
-from stepfleet.orchestrator.batches.lines import (
+from stepfleet.orchestrator.batches.files.lines import (
     INPUT_LIMIT,
     METADATA_LIMIT,
     BatchLine,
     parse_line,
     read_object,
 )
-from stepfleet.orchestrator.batches.openai_format import parse_openai_line
+from stepfleet.orchestrator.batches.files.openai_format import parse_openai_line
 
 
 def parsed(**fields: Any) -> BatchLine:

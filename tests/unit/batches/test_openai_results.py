@@ -14,7 +14,7 @@ from stepfleet.orchestrator import (
     StopReason,
     UsageStats,
 )
-from stepfleet.orchestrator.batches.openai_format import to_openai_line
+from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
 from stepfleet.orchestrator.records.run.results import end_state, run_status
 
 RUN = "11111111-2222-3333-4444-555555555555"

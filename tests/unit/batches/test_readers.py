@@ -14,8 +14,8 @@ import pytest
 from pyarrow import parquet
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.batches.raw_lines import RawLine
-from stepfleet.orchestrator.batches.source import open_input
+from stepfleet.orchestrator.batches.files.raw_lines import RawLine
+from stepfleet.orchestrator.batches.files.source import open_input
 
 UTC_TIME = pa.timestamp("ns", "UTC")
 

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.batches.lines import input_of
-from stepfleet.orchestrator.batches.rows import RowRules, kept_of
+from stepfleet.orchestrator.batches.files.lines import input_of
+from stepfleet.orchestrator.batches.files.rows import RowRules, kept_of
 
 ROW = {"id": 7, "sku": "L1", "description": "a lamp", "agent": "Bob", "body": "text"}
 PROMPT = "Classify: {description}"

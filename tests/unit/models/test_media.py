@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.batches.lines import parse_input
+from stepfleet.orchestrator.batches.files.lines import parse_input
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.media import media_of, normalized_block
 

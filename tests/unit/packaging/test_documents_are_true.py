@@ -18,7 +18,8 @@ from stepfleet.orchestrator.cli.main import build
 TEXTS = pages()
 MODULES = (
     *("continuation", "errors", "continuation.error_policy", "events.broadcast.port"),
-    *("protocol.claim", "protocol.verdict", "records.steps", "records.tools", "records.errors"),
+    *("protocol.claim", "protocol.verdict", "records.steps", "records.errors"),
+    "records.calls.tools",
     *("tools.schemas.handles", "tools", "tools.builtin", "agents.strategies", "agents.recall"),
     *("agents.answers.sinks", "records.responses", "client.runs", "records.state"),
     "memory.protocol",

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.batches.lines import INPUT_LIMIT
+from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
 from stepfleet.orchestrator.protocol.composing import (
     Before,
     answer_text,

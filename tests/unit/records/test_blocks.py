@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfleet.orchestrator import Message, Role, ToolCall
-from stepfleet.orchestrator.records.blocks import from_blocks, to_blocks
+from stepfleet.orchestrator.records.conversation.blocks import from_blocks, to_blocks
 
 EXAMPLE: list[dict[str, Any]] = [
     {"role": "user", "content": [{"text": "What is the weather in Paris?"}]},

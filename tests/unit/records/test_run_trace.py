@@ -17,10 +17,10 @@ from stepfleet.orchestrator import (
     UsageStats,
 )
 from stepfleet.orchestrator.continuation import base_criteria
+from stepfleet.orchestrator.records.conversation.tool_text import result_text
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.run.trace_steps import LINE_LENGTH, AgentStep
 from stepfleet.orchestrator.records.steps import StepType
-from stepfleet.orchestrator.records.tool_text import result_text
 
 GOLDEN = [
     {"type": "task", "content": "1 + 2?"},

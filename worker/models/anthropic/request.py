@@ -4,9 +4,15 @@ from collections.abc import Iterator
 from typing import Any
 
 from stepfleet.orchestrator.models.media import Media, media_of
-from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
+from stepfleet.orchestrator.records.calls.tools import ToolSpec
+from stepfleet.orchestrator.records.conversation.messages import (
+    REASONING,
+    Block,
+    Content,
+    Message,
+    Role,
+)
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
-from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.worker.models.bodies import (
     NO_NAME,
     alternating_turns,

@@ -9,9 +9,15 @@ from typing import Any
 from stepfleet.orchestrator.models.media import Media, media_of
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.models.support import support_at
-from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
+from stepfleet.orchestrator.records.calls.tools import ToolSpec
+from stepfleet.orchestrator.records.conversation.messages import (
+    REASONING,
+    Block,
+    Content,
+    Message,
+    Role,
+)
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
-from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.worker.models.bedrock.families import (
     caches_prompts,
     caches_tools,

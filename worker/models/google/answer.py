@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepfleet.orchestrator.records.messages import Block
+from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats, token_count

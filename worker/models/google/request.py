@@ -5,7 +5,13 @@ from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.models.media import media_of
-from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
+from stepfleet.orchestrator.records.conversation.messages import (
+    REASONING,
+    Block,
+    Content,
+    Message,
+    Role,
+)
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 from stepfleet.worker.models.bodies import (
     NO_NAME,

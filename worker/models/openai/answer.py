@@ -5,10 +5,10 @@ A malformed answer is a transient failure: the same request usually gets a sound
 
 from typing import Any, TypeGuard
 
-from stepfleet.orchestrator.records.messages import Block
+from stepfleet.orchestrator.records.calls.tools import ToolCall
+from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id

@@ -8,9 +8,15 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from stepfleet.orchestrator.models.media import Media, media_of
-from stepfleet.orchestrator.records.messages import REASONING, Block, Content, Message, Role
+from stepfleet.orchestrator.records.calls.tools import ToolSpec
+from stepfleet.orchestrator.records.conversation.messages import (
+    REASONING,
+    Block,
+    Content,
+    Message,
+    Role,
+)
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
-from stepfleet.orchestrator.records.tools import ToolSpec
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.bodies import NO_NAME, is_strict, json_text, reasoning_of, safe_name
 

@@ -37,12 +37,12 @@ from stepfleet.orchestrator.protocol.claim import (
     StepHint,
 )
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.memory_window import Remembered
-from stepfleet.orchestrator.records.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 from stepfleet.orchestrator.records.usage import Fallback, UsageStats
 from stepfleet.orchestrator.store.admission.calls import (
     GRANTED,

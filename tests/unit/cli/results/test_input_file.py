@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError
-from stepfleet.orchestrator.batches.source import open_input
+from stepfleet.orchestrator.batches.files.source import open_input
 from stepfleet.orchestrator.cli.results.input_file import (
     configs_used,
     default_agent,

@@ -14,7 +14,7 @@ from stepfleet.orchestrator import (
     ModelRequest,
     ModelSettings,
 )
-from stepfleet.orchestrator.batches.openai_format import PLAIN_AGENT
+from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.cli.setup import model_check
 from stepfleet.orchestrator.cli.setup.model_check import check_calls, fix_of, probe_of
 from stepfleet.orchestrator.models.failures import refusal

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.cli.views.explain import (
     explain,
     picture,
 )
-from stepfleet.orchestrator.records.answers import Ask
+from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.records.run.results import end_state, run_status
 
 FORBID = ContinuationDecision.FORBID_CONTINUATION

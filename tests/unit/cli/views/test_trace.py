@@ -11,7 +11,7 @@ from stepfleet.orchestrator import AgentRunResult, Lifecycle, Message, RunSummar
 from stepfleet.orchestrator.cli.views import listing
 from stepfleet.orchestrator.cli.views.explain import AwaitedTool, judged
 from stepfleet.orchestrator.cli.views.trace import trace
-from stepfleet.orchestrator.records.answers import Decision
+from stepfleet.orchestrator.records.calls.answers import Decision
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
 

@@ -21,7 +21,7 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.tool_text import media_messages
+from stepfleet.orchestrator.records.conversation.tool_text import media_messages
 from stepfleet.worker.models.anthropic.request import request_body as anthropic_body
 from stepfleet.worker.models.blocks import fitted
 from stepfleet.worker.models.google.request import request_body as google_body

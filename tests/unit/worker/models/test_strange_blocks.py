@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 from stepfleet.worker.models.anthropic.request import request_body as messages
 from stepfleet.worker.models.bedrock.request import request_body as converse

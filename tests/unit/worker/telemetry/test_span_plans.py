@@ -19,7 +19,7 @@ from stepfleet.orchestrator import ErrorType, LoggedStep, StopReason, ToolCall
 from stepfleet.orchestrator.protocol.claim import Journal, Refused
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.answers import Decision
+from stepfleet.orchestrator.records.calls.answers import Decision
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     RefusalObservation,

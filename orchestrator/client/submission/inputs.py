@@ -8,22 +8,22 @@ import orjson
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.batches.lines import (
+from stepfleet.orchestrator.batches.files.lines import (
     AfterFailed,
     input_of,
     parse_input,
     parse_metadata,
     parse_tenant,
 )
-from stepfleet.orchestrator.batches.readers import json_form
-from stepfleet.orchestrator.batches.rows import RowRules
-from stepfleet.orchestrator.batches.source import Given, InputFormat
+from stepfleet.orchestrator.batches.files.readers import json_form
+from stepfleet.orchestrator.batches.files.rows import RowRules
+from stepfleet.orchestrator.batches.files.source import Given, InputFormat
 from stepfleet.orchestrator.batches.submit import BatchOrder
-from stepfleet.orchestrator.client.after import AfterRuns, One, after_of, ids_of
+from stepfleet.orchestrator.client.submission.after import AfterRuns, One, after_of, ids_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, Limit, own_limit, priority_of
-from stepfleet.orchestrator.records.answers import After
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.answers import After
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 

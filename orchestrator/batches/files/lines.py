@@ -15,9 +15,9 @@ from stepfleet.orchestrator.agents.prompt import worded
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.media import normalized
 from stepfleet.orchestrator.protocol.composing import check_places, places_of
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.calls.tools import ToolCall
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.text.validation import explain_invalid
-from stepfleet.orchestrator.records.tools import ToolCall
 from stepfleet.orchestrator.tools import parse_tool_call
 from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
 

@@ -3,10 +3,10 @@
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.answered import decided_event
 from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.orchestrator.records.answers import Answer, Decision
+from stepfleet.orchestrator.records.calls.answers import Answer, Decision
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.ports import AgentCode
-from stepfleet.worker.runtime.attending import LOOK_AGAIN
+from stepfleet.worker.runtime.waiting.attending import LOOK_AGAIN
 
 
 class AskedPeople:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from stepfleet.orchestrator.batches.tables.fields import as_json, kinds
+from stepfleet.orchestrator.batches.files.tables.fields import as_json, kinds
 from stepfleet.orchestrator.errors import ConfigurationError
 
 if TYPE_CHECKING:

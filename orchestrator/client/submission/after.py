@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepfleet.orchestrator.agents.prompt import worded
-from stepfleet.orchestrator.batches.lines import check_before, parse_after_failed
+from stepfleet.orchestrator.batches.files.lines import check_before, parse_after_failed
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.composing import (
     COUNT,
@@ -13,7 +13,7 @@ from stepfleet.orchestrator.protocol.composing import (
     check_places,
     places_of,
 )
-from stepfleet.orchestrator.records.answers import After
+from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 One = str | AgentRunResult

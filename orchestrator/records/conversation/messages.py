@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.records.calls.tools import ToolCall
 
 
 class Role(StrEnum):
@@ -34,7 +34,7 @@ Content = str | list[Block]
 
 
 class Message(Record):
-    """One message. `content` is text or a list of content blocks (see `records.blocks`).
+    """One message. `content` is text or a list of content blocks (see the module `blocks`).
 
     An assistant message carries its `tool_calls`; a tool message answers one of them by
     `tool_call_id` and has the tool's name in `name`. `metadata` is stored, never sent.

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 from pydantic.alias_generators import to_snake
 
-from stepfleet.orchestrator.batches.tables.fields import as_json
+from stepfleet.orchestrator.batches.files.tables.fields import as_json
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 

@@ -8,8 +8,12 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from stepfleet.orchestrator.batches.tables.arrow import arrow_types, record_batch, require_arrow
-from stepfleet.orchestrator.batches.tables.fields import Field, as_json, cells, columns
+from stepfleet.orchestrator.batches.files.tables.arrow import (
+    arrow_types,
+    record_batch,
+    require_arrow,
+)
+from stepfleet.orchestrator.batches.files.tables.fields import Field, as_json, cells, columns
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 

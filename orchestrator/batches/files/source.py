@@ -15,8 +15,8 @@ from typing import Any, BinaryIO, Literal, Self
 
 import orjson
 
-from stepfleet.orchestrator.batches.raw_lines import RawLine
-from stepfleet.orchestrator.batches.readers import READERS, TABLES, check_kind, json_form
+from stepfleet.orchestrator.batches.files.raw_lines import RawLine
+from stepfleet.orchestrator.batches.files.readers import READERS, TABLES, check_kind, json_form
 from stepfleet.orchestrator.errors import ConfigurationError
 
 InputFormat = Literal["jsonl", "json", "csv", "tsv", "parquet"]

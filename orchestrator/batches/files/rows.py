@@ -11,7 +11,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.agents.prompt import names_shown, worded
-from stepfleet.orchestrator.batches.lines import (
+from stepfleet.orchestrator.batches.files.lines import (
     FIELDS,
     OWN_FIELDS,
     BatchLine,
@@ -24,7 +24,7 @@ from stepfleet.orchestrator.batches.lines import (
     parse_line,
 )
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 
 KEPT_VALUE = 200
 """Bytes of the JSON of one field that a row's run keeps as metadata."""

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import Field
 
-from stepfleet.orchestrator.records.answers import Decision, RunEnd
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.calls.answers import Decision, RunEnd
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 
 NOT_EXECUTED = "NOT_EXECUTED"

@@ -4,13 +4,13 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.conversation.messages import ADDED, Block, Message, Role
 from stepfleet.orchestrator.records.errors import ErrorInfo
-from stepfleet.orchestrator.records.messages import ADDED, Block, Message, Role
-from stepfleet.orchestrator.records.tools import ToolCallRecord
 
 ERROR_PREFIX = "Error: "
 TOOLS = "tools"
-"""Author of the message with the media of results (`records.messages.ADDED`)."""
+"""Author of the message with the media of results (`records.conversation.messages.ADDED`)."""
 SHOWN_FOR = "shown_for"
 """Its metadata: for each of its blocks the call that it belongs to; the first is a caption."""
 _as_json = json.JSONEncoder(ensure_ascii=False).encode

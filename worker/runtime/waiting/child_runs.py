@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from stepfleet.orchestrator.agents.sub_agents import AgentTool
-from stepfleet.orchestrator.batches.lines import input_of
+from stepfleet.orchestrator.batches.files.lines import input_of
 from stepfleet.orchestrator.errors import (
     AgentException,
     ConfigurationError,
@@ -11,7 +11,7 @@ from stepfleet.orchestrator.errors import (
     ToolArgumentsError,
 )
 from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.orchestrator.records.answers import Answer, RunEnd
+from stepfleet.orchestrator.records.calls.answers import Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.configs import Configs
@@ -21,8 +21,8 @@ from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 from stepfleet.worker.ports import AgentCode
-from stepfleet.worker.runtime.attending import LOOK_AGAIN
-from stepfleet.worker.runtime.links import PAUSED_BY, LinkedRuns, run_end
+from stepfleet.worker.runtime.waiting.attending import LOOK_AGAIN
+from stepfleet.worker.runtime.waiting.links import PAUSED_BY, LinkedRuns, run_end
 
 SOON = 5.0
 """Seconds after which a call is looked at again that may have its answer by now."""

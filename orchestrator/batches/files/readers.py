@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 import orjson
 from pydantic import BaseModel
 
-from stepfleet.orchestrator.batches.raw_lines import LINE_LIMIT, RawLine, lines_in, too_long
+from stepfleet.orchestrator.batches.files.raw_lines import LINE_LIMIT, RawLine, lines_in, too_long
 from stepfleet.orchestrator.errors import ConfigurationError
 
 ROWS_AT_ONCE = 100

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.batches.lines import input_of
+from stepfleet.orchestrator.batches.files.lines import input_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.composing import Before, answer_text, composed
 from stepfleet.orchestrator.protocol.guards import dependency_outcome
-from stepfleet.orchestrator.records.messages import Message
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches

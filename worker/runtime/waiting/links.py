@@ -11,7 +11,7 @@ from stepfleet.orchestrator.client.control.control import RunControl
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.orchestrator.records.answers import LONGEST_OUTPUT, Answer, RunEnd
+from stepfleet.orchestrator.records.calls.answers import LONGEST_OUTPUT, Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app
 from stepfleet.orchestrator.store.runs.control import Control, mark
@@ -19,7 +19,7 @@ from stepfleet.orchestrator.store.runs.dependents import BEGINNING
 from stepfleet.orchestrator.store.runs.links import Links, Owed
 from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.steps import StepStore
-from stepfleet.worker.runtime.dependents import DependentRuns
+from stepfleet.worker.runtime.waiting.dependents import DependentRuns
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable, Mapping
 
 from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.orchestrator.records.answers import Awaited
+from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.worker.ports import AgentCode
 
 LOOK_AGAIN = 3600.0

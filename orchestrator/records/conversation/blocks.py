@@ -16,8 +16,8 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from stepfleet.orchestrator.records.messages import Block, Content, Message, Role
-from stepfleet.orchestrator.records.tools import ToolCall
+from stepfleet.orchestrator.records.calls.tools import ToolCall
+from stepfleet.orchestrator.records.conversation.messages import Block, Content, Message, Role
 
 BlockMessage = dict[str, Any]
 CALL, RESULT = "toolUse", "toolResult"

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.batches.lines import BatchLine, parse_id, parse_input
+from stepfleet.orchestrator.batches.files.lines import BatchLine, parse_id, parse_input
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus

@@ -7,7 +7,7 @@ from pydantic import ConfigDict, GetCoreSchemaHandler
 from pydantic_core import CoreSchema, core_schema
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.tools import ToolCallRecord
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 
 
 class _Result(Record):

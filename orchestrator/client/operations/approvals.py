@@ -9,8 +9,8 @@ from typing import Any, TypedDict, Unpack
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.waiting import Arrived
-from stepfleet.orchestrator.records.answers import Answer, Ask, AskPage, Decided, Decision
 from stepfleet.orchestrator.records.base import well_formed
+from stepfleet.orchestrator.records.calls.answers import Answer, Ask, AskPage, Decided, Decision
 from stepfleet.orchestrator.store.fleet.people import asks_of
 from stepfleet.orchestrator.store.runs.asks import Asks, Waits
 

@@ -1,0 +1,1 @@
+"""A batch as a file: its lines and tables in, its lines of results out."""

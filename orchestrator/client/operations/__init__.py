@@ -1,0 +1,1 @@
+"""What operators of a fleet call: approvals, limits, costs, schedules, the response cache."""
