@@ -13,6 +13,7 @@ ADAPTERS = (
     ROOT
     / "orchestrator"
     / "batches"
+    / "files"
     / "openai_format.py",  # the file format of that provider's batches
     ROOT / "orchestrator" / "models",  # what services differ in
 )

@@ -13,7 +13,7 @@ from support.servers.redis_servers import RedisServer
 from stepfleet.orchestrator.store import lua
 
 GATE = settings(
-    max_examples=300,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     database=None,

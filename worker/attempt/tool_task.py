@@ -81,6 +81,7 @@ async def _attend(
         delay = ports.patience
         try:
             delay = await ports.attend(taken, awaited, agent) if ports.attend else delay
+            ports.crash("call-attended")
         except StoreError:
             raise
         except asyncio.CancelledError:

@@ -85,7 +85,7 @@ class Collaborators:
         logger = step_logger(as_json=settings.log_format == "json")
         cost, store.has_price = _prices()
         self._models.watch = gate
-        children = ChildRuns(opened, store)
+        children = ChildRuns(opened, store, crash)
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
         cache = self._cache = ResponseCache(entries, cost)
         return Ports(

@@ -49,6 +49,15 @@ POINTS = (
     "rescue-saved",  # overdue runs are re-armed, and not published
 )
 
+LINK_POINTS = (
+    "run-started",  # a call's run is created, and not published
+    "call-attended",  # a call that waits was looked after, and no record tells until when
+    "call-answered",  # its step's hint is not published where that comes after the answer
+    "end-owed",  # a run has ended; the calls that wait for it have no answer
+    "end-told",  # they have it, and no record tells so
+)
+"""Those between runs that wait for each other, or for people."""
+
 Visit = Callable[[str], None]
 
 
@@ -58,8 +67,8 @@ def crash_points(environment: Mapping[str, str]) -> Visit:
     if not wanted:
         return unharmed
     name, _, nth = wanted.partition(":")
-    if name not in POINTS:
-        raise ValueError(f"{VARIABLE}={wanted!r} is no crash point; use one of {', '.join(POINTS)}")
+    if name not in (known := POINTS + LINK_POINTS):
+        raise ValueError(f"{VARIABLE}={wanted!r} is no crash point; use one of {', '.join(known)}")
     by = signal.Signals[environment.get(BY, "SIGKILL")]
     once = environment.get(ONCE)
     visits = count(1)

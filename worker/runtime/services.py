@@ -197,7 +197,7 @@ class LoopServices:
             marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
             renew, limit, grace = self._renewal.once, settings.poison_limit, settings.grace
             isolation = self._isolation = Isolation(limit, grace, renew, marks, processes)
-        self._linked = LinkedRuns(opened, store)
+        self._linked = LinkedRuns(opened, store, self._crash)
         gate = self._gate = Gate(opened, f"{process_name()}:{id(self):x}", self._crash)
         ticker = Ticker(opened, store, gate, leases)
         await ticker.prepare()

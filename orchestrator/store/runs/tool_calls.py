@@ -215,6 +215,7 @@ class ToolCalls:
             grace=duration(self.grace),
             message=self._dispatch.message(step, agent),
         )
+        self._crash("call-answered")
         if reply[0] == "before":
             return Arrived(applied=False, first=reply[1])
         if reply[0] == "lost":

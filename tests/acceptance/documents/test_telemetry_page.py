@@ -61,6 +61,7 @@ def test_the_pages_samples_run(
         ]
         table = PAGE.partition("| span |")[2].partition("\n\n")[0]
         named = set(re.findall(r"`(\w+)`", table))
+        named.remove("tool_decision")  # of a call that waited for a person
         assert {span.name for span in spans.values()} - {"shelf"} == named
 
 

@@ -79,6 +79,7 @@ def test_cost_is_measured_against_history_waiting_runs_and_workers(tmp_path: Pat
     assert all(row["wall"] > 0 and row["steps"] > 0 for row in found["rows"])
 
 
+@pytest.mark.long
 def test_submission_is_measured_through_library_and_command_line(tmp_path: Path) -> None:
     found = measured(tmp_path, "submit", "--lines", "5", "--repeat", "1")
 
@@ -90,6 +91,7 @@ def test_submission_is_measured_through_library_and_command_line(tmp_path: Path)
     assert found["ratios"]["runs/s, library over the floor's, 5 lines"]["count"] == 1
 
 
+@pytest.mark.long
 def test_memory_of_ended_runs_is_measured_by_kind_of_key(tmp_path: Path) -> None:
     found = measured(tmp_path, "memory", "--steps", "3", "--runs", "4", "--stub")
 
@@ -102,6 +104,7 @@ def test_memory_of_ended_runs_is_measured_by_kind_of_key(tmp_path: Path) -> None
     assert rows(found, agent="reader")[0]["log"] > rows(found, agent="runner")[0]["log"]
 
 
+@pytest.mark.long
 def test_a_workers_start_is_measured_beside_a_stock_one(tmp_path: Path) -> None:
     found = measured(tmp_path, "startup", "--top", "3")
 

@@ -21,6 +21,7 @@ from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 from stepfleet.worker.ports import AgentCode
+from stepfleet.worker.runtime.crash_points import Visit, unharmed
 from stepfleet.worker.runtime.waiting.attending import LOOK_AGAIN
 from stepfleet.worker.runtime.waiting.links import PAUSED_BY, LinkedRuns, run_end
 
@@ -31,16 +32,17 @@ SOON = 5.0
 class ChildRuns:
     """Looks after calls that are runs. Doing it twice makes one run: its id is the call's key."""
 
-    def __init__(self, opened: OpenStore, store: StepStore) -> None:
+    def __init__(self, opened: OpenStore, store: StepStore, crash: Visit = unharmed) -> None:
         settings = opened.settings
         given = (opened.connection, opened.keys)
         grace = settings.grace
         self._opened = opened
+        self._crash = crash
         self._calls = store.calls
         self._configs: Configs = opened.configs
         self._runs = Runs(*given, opened.configs)
         self._links = Links(*given)
-        self.linked = LinkedRuns(opened, store)
+        self.linked = LinkedRuns(opened, store, crash)
         self._submission = Submission(*given, opened.dispatch, grace=grace)
 
     async def attend(self, taken: TakenCall, agent: AgentCode) -> float:
@@ -60,6 +62,7 @@ class ChildRuns:
         except (ConfigurationError, ToolArgumentsError) as error:
             return await self._refuse(taken, tool.config.name, str(error))
         if await self._submission.create(run):
+            self._crash("run-started")
             await self._submission.publish([run])
         await self._follow_caller(taken)
         return LOOK_AGAIN

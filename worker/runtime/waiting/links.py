@@ -19,6 +19,7 @@ from stepfleet.orchestrator.store.runs.dependents import BEGINNING
 from stepfleet.orchestrator.store.runs.links import Links, Owed
 from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.worker.runtime.crash_points import Visit, unharmed
 from stepfleet.worker.runtime.waiting.dependents import DependentRuns
 
 log = logging.getLogger(__name__)
@@ -32,10 +33,11 @@ _CALLER = ("agent", "config", "overrides")
 class LinkedRuns:
     """Settles what runs owe to others. What a dead worker has done of it is done again."""
 
-    def __init__(self, opened: OpenStore, store: StepStore) -> None:
+    def __init__(self, opened: OpenStore, store: StepStore, crash: Visit = unharmed) -> None:
         settings = opened.settings
         given = (opened.connection, opened.keys)
         self._opened = opened
+        self._crash = crash
         self._calls = store.calls
         self._links = Links(*given)
         self._runs = Runs(*given, opened.configs)
@@ -55,7 +57,9 @@ class LinkedRuns:
             if owed.request:
                 await self._pass_on(run_id, owed, owed.request)
             if owed.calls:
+                self._crash("end-owed")
                 await self._answer(run_id, owed.calls)
+                self._crash("end-told")
             left = await self._links.settled(run_id, owed)
             if not owed.calls or not left:
                 return
