@@ -84,7 +84,7 @@ MUTATIONS = {
         "settled", "and not owes then redis.call('ZREM', due_key, run_id) end", "and false then end"
     ),
     "a run that has gone on is settled": Mutation(
-        "settled", "local is_read = h[7] == ARGV[3]", "local is_read = true"
+        "settled", "local is_read = (h[7] or '0') == ARGV[3]", "local is_read = true"
     ),
     "runs stay paused below one that went on meanwhile": Mutation(
         "settled", "if ARGV[2] == 'pause' and", "if false and"

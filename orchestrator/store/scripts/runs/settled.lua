@@ -4,7 +4,7 @@
 -- Invariant: a run that has ended, or is paused, is in `due` exactly while it owes something.
 local key = run_key .. ':returns'
 local h = redis.call('HMGET', run_key, 'status', 'reach', 'waiting', 'step', 'not_before', 'token', 'seq')
-local is_read = h[7] == ARGV[3]
+local is_read = (h[7] or '0') == ARGV[3]
 for i = 4, is_read and #ARGV or 0 do redis.call('SREM', key, ARGV[i]) end
 local left = redis.call('SCARD', key)
 if not h[1] then return 0 end
