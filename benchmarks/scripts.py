@@ -160,7 +160,7 @@ def states(size: int) -> dict[tuple[str, str], Play]:
 
     async def pause(on: Store) -> None:
         await on.run(token="", slim=slim)
-        await on.script("pause", "r", "q")
+        await on.script("pause", "r", "q", "")
 
     async def cancel(on: Store) -> None:
         await on.run(token="", slim=slim)

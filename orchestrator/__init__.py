@@ -11,7 +11,7 @@ Rooms, from top to bottom:
 - `agents`: what an agent is and where it comes from
 - `events`, `models`, `settings`: envelopes and their way out; a model's interface, address, prices
 - `memory`, `redis_client`, `tools`: what is sent of a conversation; connections; what a tool is
-- `continuation`, `references`: whether a run goes on; the import of code that a field names
+- `continuation`, `limits`, `references`: whether a run goes on; what is shared; imports by name
 - `errors`: the exceptions
 - `records`: frozen values: messages, state, steps, usage, results
 """

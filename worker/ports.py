@@ -17,7 +17,7 @@ from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
-from stepfleet.orchestrator.records.calls.answers import Awaited
+from stepfleet.orchestrator.records.calls.answers import Awaited, RunEnd
 from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
@@ -201,9 +201,10 @@ class Ports:
     request that holds its batch, or 0 where the run may end (see `protocol.holding`);
     `circuits` know which services are out, for which a step waits `outage_patience` seconds;
     `crash` is called at points where tests end the process; without `isolation` all work is
-    executed in this process; `cancel_run` cancels a run that the second one has started, and waits
-    for no longer; `attend` looks after a call that waits for another run or a person,
-    and returns after how many seconds it is to be looked at again, if it has no answer by then;
+    executed in this process; `stop_run` cancels a run that the second one has started, and waits
+    for no longer, and returns what is known of it; `attend` looks after a call that waits for
+    another run or a person, and returns after how many seconds it is to be looked at again, if it
+    has no answer by then;
     `successor` returns the stored configuration of the agent that goes on with a run, by its name,
     and raises `ConfigurationError` where nobody knows it.
     """
@@ -227,7 +228,7 @@ class Ports:
     hold: Callable[[Claim, ErrorInfo], Awaitable[int]] | None = None
     circuits: Circuits | None = None
     outage_patience: float = 86_400.0
-    cancel_run: Callable[[str, str], Awaitable[None]] | None = None
+    stop_run: Callable[[str, str], Awaitable[RunEnd | None]] | None = None
     attend: Callable[[TakenCall, Awaited, AgentCode], Awaitable[float]] | None = None
     successor: Callable[[str], Awaitable[AgentConfig]] | None = None
 

@@ -69,10 +69,14 @@ def agent_tool(
     )
 
 
-def tools_of_agents(agents: Iterable[Any], owner: str) -> Iterator[AgentTool]:
+def tools_of_agents(agents: Any, owner: str) -> Iterator[AgentTool]:
     """Return the tools of an agent's `agents`. Raises `ConfigurationError` for anything else."""
+    if not isinstance(agents, Iterable):
+        kind = type(agents).__name__
+        msg = f"agent {owner!r}: field 'agents' is a {kind}; write a list of Agent objects"
+        raise ConfigurationError(msg)
     for one in agents:
-        as_tool = getattr(one, "as_tool", None)
+        as_tool = None if isinstance(one, type) else getattr(one, "as_tool", None)
         if as_tool is None:
             kind = type(one).__name__
             msg = f"agent {owner!r}: field 'agents' holds a {kind}; give Agent objects"
@@ -127,6 +131,10 @@ def tools_of_handoffs(handoffs: Any, owner: str) -> Iterator[HandoffTool]:
     """
     if isinstance(handoffs, str):
         msg = f"agent {owner!r}: field 'handoffs' is a text; write a list, as [{handoffs!r}]"
+        raise ConfigurationError(msg)
+    if not isinstance(handoffs, Iterable):
+        kind = type(handoffs).__name__
+        msg = f"agent {owner!r}: field 'handoffs' is a {kind}; write a list of agents or names"
         raise ConfigurationError(msg)
     for one in handoffs:
         if isinstance(one, str | HandoffTool):

@@ -76,7 +76,7 @@ class Scheduling:
             if await self._schedules.is_there(name):
                 await self._advance(await self._schedules.get(name))
             else:
-                await self._schedules.remove(name)
+                await self._schedules.forget(name)
         except (ConfigurationError, SerializationError) as error:  # of another version, perhaps
             log.warning("schedule %r is put off: %s", name, error)
             await self._schedules.look_at(name, await self._schedules.now() + PUT_OFF)
@@ -123,15 +123,15 @@ class Scheduling:
             if problem:
                 delay = min(FIRST_RETRY * 2 ** min(state.tries, 20), LONGEST_RETRY)
                 look = min(now + timedelta(seconds=delay), found.next_look)
-                await self._schedules.note(schedule.name, state, look)
+                await self._schedules.note(schedule, state, look)
                 return
-            if not await self._schedules.note(schedule.name, state, found.next_look):
+            if not await self._schedules.note(schedule, state, found.next_look):
                 return
         if found.left_out:
             log.info("schedule %r: %d ticks were left out", schedule.name, found.left_out)
         if found.last and not found.ticks:
             state = state.model_copy(update={"last_tick": found.last})
-        await self._schedules.note(schedule.name, state, found.next_look)
+        await self._schedules.note(schedule, state, found.next_look)
 
     async def _tick(
         self, schedule: Schedule, state: ScheduleState, tick: datetime

@@ -6,6 +6,7 @@ hour or minute come by real time.
 """
 
 import hashlib
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -55,8 +56,11 @@ class Due:
 
 def check_times(cron: str, tz: str, jitter: float, now: datetime) -> None:
     """Raise `ConfigurationError` that names the field where a schedule would never tick again."""
+    for field, text in (("cron", cron), ("tz", tz)):
+        if not isinstance(text, str):
+            raise ConfigurationError(f"{field} is {ascii(text)[:70]}; write it as text")
     _zone(tz)
-    if not 0 <= jitter <= LONGEST_JITTER:
+    if not isinstance(jitter, int | float) or not 0 <= jitter <= LONGEST_JITTER:
         msg = f"jitter is {jitter!r}; write seconds from 0 to {LONGEST_JITTER:.0f}"
         raise ConfigurationError(msg)
     if next(ticks_after(cron, tz, now), None) is None:
@@ -94,7 +98,8 @@ def due(schedule: Schedule, last: datetime | None, now: datetime) -> Due:
         if at(schedule, tick) > now:
             return _policy(schedule, passed, now, at(schedule, tick))
         if number >= MOST_LOOKED_AT:  # the gap is long: what is before its end does not matter
-            return due(schedule, _latest_before(schedule, now), now)
+            surely_due = now - timedelta(seconds=schedule.jitter)
+            return due(schedule, _latest_before(schedule, surely_due), now)
         passed.append(tick)
     return _policy(schedule, passed, now, now + timedelta(days=365))
 
@@ -140,13 +145,17 @@ def _policy(schedule: Schedule, passed: list[datetime], now: datetime, following
     return Due(tuple(kept), len(passed) - len(kept), following, last)
 
 
-def _latest_before(schedule: Schedule, now: datetime) -> datetime:
-    """Return a time from which on there are few enough ticks: going back twice as far each time."""
+def _latest_before(schedule: Schedule, until: datetime) -> datetime:
+    """Return the tick with as many behind it up to `until` as are made up at the most.
+
+    Going back twice as far each time finds it.
+    """
     back = timedelta(minutes=MOST_MADE_UP)
     while True:
-        ticks = ticks_after(schedule.cron, schedule.tz, now - back)
-        if sum(1 for one in ticks_until(ticks, now)) >= MOST_MADE_UP:
-            return now - back
+        ticks = ticks_until(ticks_after(schedule.cron, schedule.tz, until - back), until)
+        newest = deque(ticks, maxlen=MOST_MADE_UP + 1)
+        if len(newest) > MOST_MADE_UP:
+            return newest[0]
         back *= 2
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.files.lines import input_of, parse_tenant
@@ -46,37 +47,15 @@ async def registered(
     The same arguments are the same batch. Raises `ConfigurationError` that names field and fix.
     """
     config = await client.config_of(agent)
-    overrides = dict(options)
-    name = overrides.pop("name", None) or f"{source.name or source.batch_id}: {config.name}"
-    page = _page(overrides.pop("page", None))
-    places = OF_RUNS if page is None else OF_PAGES
-    text = f"{{{OUTPUT if page is None else OUTPUTS}}}" if text is None else text
-    check_places(text, places)
-    input_of(text, "input", config.prompt)
-    own = overrides.pop("until_one", False), overrides.pop("after_failed", "skip")
-    plan = FollowUp(
-        agent=config.name,
-        config=config.digest,
-        input=text,
-        page=page,
-        until_one=_until_one(page, given=own[0]),
-        after_failed=_rule(own[1]),
-        tenant=parse_tenant(overrides.pop("tenant", None)),
-        priority=priority_of(overrides.pop("priority", None)),
-        overrides=stored_overrides(config, overrides),
-    )
+    changes = dict(options)
+    name = _name(changes.pop("name", None)) or f"{source.name or source.batch_id}: {config.name}"
+    plan = _plan(config, text, changes)
     digest = hashlib.sha256(plan.to_json().encode()).hexdigest()
     batch_id = follow_up_id(source.batch_id, digest)
     found, source = await client.batches.find(batch_id), await client.batches.get(source.batch_id)
     if found and not found.refused:
         return found, False
-    if len(source.next) >= MOST_FOLLOWING:
-        msg = f"{MOST_FOLLOWING} batches follow batch {source.batch_id}; let some follow others"
-        raise ConfigurationError(msg)
-    progress = await client.batches.progress(source)
-    if progress.past_retention:
-        msg = f"{progress.past_retention:,} results of batch {source.batch_id} are past retention"
-        raise ConfigurationError(f"{msg}: submit it again, and what follows it with it")
+    await _ensure_room(client, source)
     await client.accept([config])
     await client.store.configs.save(config)
     manifest = Manifest(
@@ -93,7 +72,48 @@ async def registered(
     )
     store = client.store
     await FollowUpIndex(store.connection, store.keys, client.batches).register(manifest)
+    if await client.batches.is_over(source.batch_id, source):  # no worker will see it end
+        await client.control.interrupt_batch(source.batch_id)
     return manifest, True
+
+
+def _plan(config: AgentConfig, text: str | None, changes: Mapping[str, Any]) -> FollowUp:
+    """Return what the batch does, checked; its name is no part of that."""
+    overrides = dict(changes)
+    page = _page(overrides.pop("page", None))
+    places = OF_RUNS if page is None else OF_PAGES
+    text = f"{{{OUTPUT if page is None else OUTPUTS}}}" if text is None else text
+    check_places(text, places)
+    input_of(text, "input", config.prompt)
+    until_one, rule = overrides.pop("until_one", False), overrides.pop("after_failed", "skip")
+    return FollowUp(
+        agent=config.name,
+        config=config.digest,
+        input=text,
+        page=page,
+        until_one=_until_one(page, given=until_one),
+        after_failed=_rule(rule),
+        tenant=parse_tenant(overrides.pop("tenant", None)),
+        priority=priority_of(overrides.pop("priority", None)),
+        overrides=stored_overrides(config, overrides),
+    )
+
+
+async def _ensure_room(client: Client, source: Manifest) -> None:
+    """Raise `ConfigurationError` where no further batch can follow `source`."""
+    if len(source.next) >= MOST_FOLLOWING:
+        msg = f"{MOST_FOLLOWING} batches follow batch {source.batch_id}; let some follow others"
+        raise ConfigurationError(msg)
+    progress = await client.batches.progress(source)
+    if progress.past_retention:
+        msg = f"{progress.past_retention:,} results of batch {source.batch_id} are past retention"
+        raise ConfigurationError(f"{msg}: submit it again, and what follows it with it")
+
+
+def _name(given: Any) -> str:
+    if given is None or isinstance(given, str):
+        return given or ""
+    raise ConfigurationError(f"field 'name' is {ascii(given)[:70]}; write a text")
 
 
 def _page(given: Any) -> int | None:

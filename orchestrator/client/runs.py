@@ -333,8 +333,11 @@ def _the_only(found: Sequence[tuple[str, str]], text: str, batch: str | None) ->
         case [(_, run_id)]:
             return run_id
         case []:
-            where = f"batch {batch} has no line" if batch else "no run, and no line of a new batch,"
-            msg = f"{where} has the id {text!r}; ended runs are removed after the retention time"
+            where = f"no line of batch {batch}" if batch else "no run, and no line of a new batch,"
+            msg = (
+                f"{where} has the id {text!r}; ended runs are removed after the retention time. "
+                "'stepfleet ls' lists runs, 'stepfleet status ID' shows a batch"
+            )
         case _:
             names = ", ".join(f"{run_id} (batch {batch_id})" for batch_id, run_id in found)
             msg = f"several batches have a line {text!r}: {names}; name the run, or the batch"

@@ -11,7 +11,7 @@ from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.state import AgentState, LastStep, Lifecycle
 from stepfleet.orchestrator.records.steps import HandedOver, LoggedStep, Progress, StepResult
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.usage import UsageStats, sum_usd
 
 
 def after_step(
@@ -44,8 +44,8 @@ def after_step(
             "session_steps": state.session_steps + 1,
             "usage": state.usage + usage,
             "session_usage": state.session_usage + usage,
-            "cost_usd": state.cost_usd + result.cost_usd,
-            "session_cost_usd": state.session_cost_usd + result.cost_usd,
+            "cost_usd": sum_usd(state.cost_usd, result.cost_usd),
+            "session_cost_usd": sum_usd(state.session_cost_usd, result.cost_usd),
             "current_step": LastStep.of(result),
             "failures": next_failures(state.failures, result),
             "last_error": error or state.last_error,
@@ -76,8 +76,8 @@ def _below(state: AgentState, result: StepResult) -> dict[str, Any]:
     return {
         "below_usage": state.below_usage + usage,
         "session_below_usage": state.session_below_usage + usage,
-        "below_cost_usd": state.below_cost_usd + cost,
-        "session_below_cost_usd": state.session_below_cost_usd + cost,
+        "below_cost_usd": sum_usd(state.below_cost_usd, cost),
+        "session_below_cost_usd": sum_usd(state.session_below_cost_usd, cost),
     }
 
 

@@ -9,7 +9,7 @@ from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.records.usage import FailedCall, UsageStats
+from stepfleet.orchestrator.records.usage import FailedCall, UsageStats, sum_usd
 
 
 def lost_attempt(
@@ -43,7 +43,7 @@ def late(claim: Claim, attempt: Answered | Failed | Interrupted, result: StepRes
     known = claim.journal.response is not None or attempt.noted
     usage, cost = result.usage or UsageStats(), result.cost_usd
     if (remembered := remembered_of(attempt)) and (summary := remembered.summary):
-        usage, cost = usage - summary.usage, cost - summary.cost_usd  # journaled: paid for once
+        usage, cost = usage - summary.usage, sum_usd(cost, -summary.cost_usd)  # paid for once
     return LostAttempt.model_construct(
         kind=LostKind.LATE,
         step=claim.number,

@@ -43,7 +43,7 @@ from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReas
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
-from stepfleet.orchestrator.records.usage import Spent, UsageStats
+from stepfleet.orchestrator.records.usage import Spent, UsageStats, sum_usd
 
 BASE = 1.0
 FACTOR = 3.0
@@ -209,7 +209,7 @@ def _logged(
 def _charged(result: StepResult, summary: Summary) -> StepResult:
     """Return the result with the tokens and the cost of the summary made in that step."""
     usage = (result.usage or UsageStats()) + summary.usage
-    cost = result.cost_usd + summary.cost_usd
+    cost = sum_usd(result.cost_usd, summary.cost_usd)
     return result.model_copy(update={"usage": usage, "cost_usd": cost})
 
 

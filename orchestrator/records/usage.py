@@ -143,8 +143,13 @@ def bounded_usage(usage: Any) -> UsageStats | None:
 
 
 def bounded_cost(usd: float) -> float:
-    """Return a cost of 0 to `MOST_USD`; what is no number, or below 0, is 0."""
-    return min(usd, MOST_USD) if usd > 0 else 0.0
+    """Return a cost of 0 to `MOST_USD` in billionths; what is no number, or below 0, is 0."""
+    return sum_usd(min(usd, MOST_USD)) if usd > 0 else 0.0
+
+
+def sum_usd(*amounts: float) -> float:
+    """Return the sum in billionths, the ledger's unit: the rest is an error of binary fractions."""
+    return round(sum(amounts), 9)
 
 
 def nano_usd(usd: float) -> int:

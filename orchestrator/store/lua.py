@@ -27,6 +27,8 @@ STANDALONE = frozenset(
             "swept",
             "tidy",
             "schedule",
+            "add_schedule",
+            "remove_schedule",
             "turn",
             "turn_of",
             "unnote",

@@ -1,4 +1,4 @@
-"""Seeded bugs in the scripts of calls that wait for other runs and people: a test finds each."""
+"""Seeded bugs in the scripts of linked runs, approvals and hand-offs: a test finds each."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,12 +11,18 @@ from support.runs.opened_runs import opened_run
 
 from stepfleet.orchestrator.store import lua
 
-TESTS = borrowed("test_linked_runs")
+TESTS = borrowed("test_linked_runs") | borrowed("test_handoffs")
 QUESTION = "test_a_question_waits_in_the_index_and_the_first_answer_counts"
 KEPT = "test_an_answer_during_a_pause_is_kept"
 JOIN = "test_calls_for_runs_join_once_and_are_dispatched_at_once"
 ENDS = "test_an_ended_run_stays_due_until_its_followers_know"
 REQUESTS = "test_a_request_to_a_waiting_run_reaches_the_runs_it_has_started"
+HELD = "test_a_held_run_that_is_cancelled_reaches_the_runs_it_waits_for"
+NEXT = "test_the_next_step_is_the_other_agents_and_limits_stay"
+CRASH = "test_a_crash_at_the_commit_hands_over_once"
+BACK = "test_a_retry_takes_a_failed_step_with_its_hand_off_back"
+GIVEN = {ENDS: {"how": "completed"}, NEXT: {}, BACK: {}, CRASH: {"point": "after-commit"}}
+_HAND_OFF = "'agent', a.agent, 'config', a.config, 'overrides', a.overrides)"
 
 
 @dataclass(frozen=True)
@@ -83,6 +89,31 @@ BUGS = {
     "a resume leaves the pause to be passed on": Seeded(
         "resume", "redis.call('HDEL', run_key, 'reach')", "local _", REQUESTS
     ),
+    "a held run that is cancelled forgets the runs below": Seeded(
+        "commit", "if a.log == '' then reach('cancel', now) end", "", HELD
+    ),
+    "a hand-off is not committed": Seeded("commit", "if a.agent then", "if false then", NEXT),
+    "a hand-off keeps the configuration of the agent before": Seeded(
+        "commit", _HAND_OFF, "'agent', a.agent, 'overrides', a.overrides)", NEXT
+    ),
+    "a hand-off loses the run's limits": Seeded(
+        "commit", _HAND_OFF, "'agent', a.agent, 'config', a.config, 'overrides', '{}')", NEXT
+    ),
+    "a hand-off whose commit is repeated is made by nobody": Seeded(
+        "commit", "redis.call('HSET', log_key, h[2], a.log, by, h[2])", "local _", CRASH
+    ),
+    "a retry leaves the run with the agent of the failed hand-off": Seeded(
+        "retry",
+        "if a.agent then redis.call('HSET', run_key, 'agent', a.agent, 'config', a.config) end",
+        "",
+        BACK,
+    ),
+    "a retry takes the agent back and not its configuration": Seeded(
+        "retry", "'agent', a.agent, 'config', a.config) end", "'agent', a.agent) end", BACK
+    ),
+    "a retry takes the agent back and not its overrides": Seeded(
+        "retry", "'slim', a.slim, 'overrides', a.overrides,", "'slim', a.slim,", BACK
+    ),
 }
 
 
@@ -104,7 +135,7 @@ async def test_a_seeded_bug_is_found(
     monkeypatch.setattr(lua, "digest", lua.digest.__wrapped__)
     test: Callable[..., Any] = TESTS[bug.test]
     given: dict[str, Any] = {"opened": partial(opened_run, redis_url)}
-    if bug.test == ENDS:
-        given = {"how": "completed", "redis_url": redis_url}
+    if bug.test in GIVEN:
+        given = {**GIVEN[bug.test], "redis_url": redis_url}
     with pytest.raises((AssertionError, KeyError, ValueError)):
         await test(**given)

@@ -255,13 +255,13 @@ MUTATIONS = {
     ),
     "pause takes the step out of its worker's hands": Mutation(
         "pause",
-        "if h[2] ~= '' and (number(h[5]) > now or h[4] == 'cancel') then",
-        "if false then",
+        "h[2] ~= '' and (number(h[5]) > now or h[4] == 'cancel')",
+        "false",
     ),
     "pause waits for a worker whose lease ran out": Mutation(
         "pause",
-        "if h[2] ~= '' and (number(h[5]) > now or h[4] == 'cancel') then",
-        "if h[2] ~= '' then",
+        "h[2] ~= '' and (number(h[5]) > now or h[4] == 'cancel')",
+        "h[2] ~= ''",
     ),
     "pause takes a cancel back that was asked for": Mutation(
         "pause", "(number(h[5]) > now or h[4] == 'cancel')", "number(h[5]) > now"

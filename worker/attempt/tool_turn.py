@@ -31,7 +31,7 @@ from stepfleet.orchestrator.protocol.transfer import (
     transfer_in,
 )
 from stepfleet.orchestrator.protocol.waiting import divided, wait_key
-from stepfleet.orchestrator.records.calls.answers import Awaited, awaited_by
+from stepfleet.orchestrator.records.calls.answers import Awaited, RunEnd, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -82,6 +82,7 @@ class ToolTurn:
         self._noted = False
         self._handled: frozenset[int] = frozenset()
         self._progress: Progress | None = None
+        self._stopped: dict[int, RunEnd | None] = {}
         self._pauses = False
         self._announce = self.agent.starts_for(self.claim) if self.calls else None
         if self.reasoner and (handling := self.reasoner.handle(self.response, self.claim.state)):
@@ -137,7 +138,7 @@ class ToolTurn:
         tools = self.agent.tools
         if not tools.queues and not tools.approvals:
             return open_calls, ()
-        await self._cancel_overdue(open_calls)
+        self._stopped = await self._stop_overdue(open_calls)
         asks = [index for index in open_calls if await self._asks_people(index)]
         return self._divided(open_calls, asks)
 
@@ -170,7 +171,8 @@ class ToolTurn:
             limits[index] = options.approval_timeout
         for index in self.claim.overdue.intersection(open_calls):
             place = places.get(index, "")
-            self.records[index] = waited_in_vain(calls[index], self.lease.now, place)
+            late = waited_in_vain(calls[index], self.lease.now, place)
+            self.records[index] = late.model_copy(update={"run": self._stopped.get(index)})
         left = [index for index in open_calls if index not in self.records]
         parallel = self.claim.config.parallel_tool_execution
         now, waits = divided(left, calls, places, parallel=parallel)
@@ -178,14 +180,14 @@ class ToolTurn:
             replace(one, key=self._key(one), within=limits.get(one.index)) for one in waits
         )
 
-    async def _cancel_overdue(self, open_calls: Iterable[int]) -> None:
-        """Cancel the runs of calls that are waited for no longer."""
-        claim, queues = self.claim, self.agent.tools.queues
-        for index in claim.overdue.intersection(open_calls):
-            call = self.calls[index]
-            if self.ports.cancel_run and queues.get(call.name) == Awaited.RUN:
-                key = wait_key(claim.run_id, claim.step, index, call)
-                await self.ports.cancel_run(key, claim.run_id)
+    async def _stop_overdue(self, open_calls: Iterable[int]) -> dict[int, RunEnd | None]:
+        """Cancel the runs of calls that are waited for no longer, and return these."""
+        claim, queues, stop = self.claim, self.agent.tools.queues, self.ports.stop_run
+        return {
+            index: await stop(self._key_of(index), claim.run_id)
+            for index in claim.overdue.intersection(open_calls)
+            if stop and queues.get(self.calls[index].name) == Awaited.RUN
+        }
 
     async def _asks_people(self, index: int) -> bool:
         """Return whether a call waits for a person: one that can be made, and has no decision."""
@@ -204,9 +206,10 @@ class ToolTurn:
         return is_question or await _needs_approval(tool, invocation)
 
     def _key(self, wait: Wait) -> str:
-        if awaited_by(wait.queue) is None:
-            return ""
-        claim, index = self.claim, wait.index
+        return "" if awaited_by(wait.queue) is None else self._key_of(wait.index)
+
+    def _key_of(self, index: int) -> str:
+        claim = self.claim
         return wait_key(claim.run_id, claim.step, index, self.calls[index])
 
     def _answered(self) -> dict[int, ToolCallRecord]:

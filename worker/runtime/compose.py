@@ -107,7 +107,7 @@ class Collaborators:
             hold=_holding(opened) if settings.hold_after else None,
             circuits=circuits,
             outage_patience=settings.outage_patience,
-            cancel_run=children.linked.cancel,
+            stop_run=children.linked.stop,
             attend=Attending(
                 {
                     Awaited.RUN: children.attend,

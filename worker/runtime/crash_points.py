@@ -54,7 +54,7 @@ LINK_POINTS = (
     "call-attended",  # a call that waits was looked after, and no record tells until when
     "call-answered",  # its step's hint is not published where that comes after the answer
     "end-owed",  # a run has ended; the calls that wait for it have no answer
-    "end-told",  # they have it, and no record tells so
+    "end-sent",  # they have it, and no record says so
 )
 """Those between runs that wait for each other, or for people."""
 

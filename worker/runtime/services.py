@@ -116,8 +116,13 @@ class LoopServices:
         return self._store
 
     async def check(self, run_id: str, batch_id: str = "") -> None:
-        """Renew what is held here of a run, or of a batch, and apply what the store answers."""
+        """Renew what is held here of a run, or of a batch, and apply what the store answers.
+
+        Where the batch has ended, those that follow it begin.
+        """
         await self.ports()
+        if batch_id:
+            self._batch_ended.set()
         await self._renewal.renew(run_id, batch_id)
 
     async def run_step(self, hint: StepHint, ports: Ports | None = None) -> StepReport:

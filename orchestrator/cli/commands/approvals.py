@@ -71,7 +71,7 @@ def _decider(name: str, text: str, *, approve: bool, kind: str | None) -> Callab
 
 approve = _decider(
     "approve",
-    "Approve a call that waits, or all that the options name: they are made now.",
+    "Approve a call that waits, or all that the options name: it is made then.",
     approve=True,
     kind="approval",
 )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from stepfleet.orchestrator.cli.local.process import Child
+from stepfleet.orchestrator.cli.terminal.exit_codes import USAGE
 from stepfleet.orchestrator.errors import ConfigurationError
 
 QUICK_SECONDS = 10.0
@@ -22,15 +23,22 @@ class Restarts:
     """How often in a row a worker died soon after its start; decides on its next start. Pure."""
 
     quick_deaths: int = 0
+    is_first: bool = True
+    """Whether it has been started only once."""
+    is_wrong: bool = False
+    """Whether it said at its first start that settings or agents are wrong."""
 
-    def after_death(self, lived_seconds: float) -> "Restarts":
+    def after_death(self, lived_seconds: float, code: int = 0) -> "Restarts":
         """Return the count after one more death; a long life resets it."""
-        return Restarts(self.quick_deaths + 1 if lived_seconds < QUICK_SECONDS else 0)
+        if lived_seconds >= QUICK_SECONDS:
+            return Restarts(is_first=False)
+        wrong = self.is_first and code == USAGE
+        return Restarts(self.quick_deaths + 1, is_first=False, is_wrong=wrong)
 
     @property
     def hopeless(self) -> bool:
         """Whether starting it again is no use."""
-        return self.quick_deaths >= QUICK_DEATHS
+        return self.is_wrong or self.quick_deaths >= QUICK_DEATHS
 
     @property
     def pause(self) -> float:
@@ -92,10 +100,11 @@ class Supervisor:
         while True:
             started = time.monotonic()
             code = await child.ended()
-            restarts = restarts.after_death(time.monotonic() - started)
+            restarts = restarts.after_death(time.monotonic() - started, code)
             if restarts.hopeless:
+                times = "" if restarts.quick_deaths == 1 else f" {restarts.quick_deaths} times"
                 msg = (
-                    f"{child.name} ended {restarts.quick_deaths} times right after its start "
+                    f"{child.name} ended{times} right after its start "
                     f"({_how(code)}). Its log ({child.log}) ends with:\n{child.log_tail()}"
                 )
                 raise ConfigurationError(msg)

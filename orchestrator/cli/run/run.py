@@ -344,10 +344,13 @@ class _Run:
 
     def _print_next_commands(self, progress: BatchProgress) -> None:
         data = data_option(self.plan)
+        results = f"stepfleet results {progress.batch_id}{data}"
         if self.plan.out:
-            notice(f"Results: {self.plan.out}")
+            notice(f"Results: {self.plan.out}. Short: {results} --fields id,output")
         else:
-            notice(f"Results: stepfleet results {progress.batch_id}{data} (or with --out FILE)")
+            notice(f"Results: {results} (with --fields id,output, or --out FILE)")
+        listed = f"stepfleet ls --batch {progress.batch_id}{data}"
+        notice(f"A run with its steps: stepfleet show ID{data}. The ids: {listed}")
         if progress.held:
             notice(
                 f"Held: {progress.held}. Fix it, then: {self._command(progress)} --retry-failed "
@@ -355,8 +358,8 @@ class _Run:
             )
         elif progress.completed < progress.total:
             notice(
-                f"Why: stepfleet results {progress.batch_id} --failed{data}, "
-                f"stepfleet explain RUN{data}. "
+                f"Why: stepfleet failures {progress.batch_id}{data}, "
+                f"stepfleet explain ID{data}. "
                 f"Again: {self._command(progress)} --retry-failed"
             )
 

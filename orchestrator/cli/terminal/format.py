@@ -1,10 +1,15 @@
 """Numbers, times and foreign text as people read them on a terminal. Pure."""
 
+import math
 from datetime import datetime
 from typing import Any
 
 import orjson
 
+_SMALLEST = 9
+"""Digits of a billionth of a dollar, the unit in which the ledger counts."""
+WIDE = 100
+"""Columns of a terminal from which on a table has all its columns beside each other."""
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 
@@ -26,9 +31,10 @@ def seconds(value: float | None) -> str:
 
 def usd(value: float) -> str:
     """Return an amount: cents for large ones, more digits for small ones."""
-    if value and value < 1:
-        return f"${value:.4f}" if value >= 0.0001 else f"${value:.1e}"  # noqa: PLR2004
-    return f"${value:,.2f}"
+    if not value or value >= 1:
+        return f"${value:,.2f}"
+    digits = max(4, 1 - math.floor(math.log10(value)))  # two that are no zeros
+    return f"${value:.{min(digits, _SMALLEST)}f}"
 
 
 def count(value: int) -> str:

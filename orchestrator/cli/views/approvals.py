@@ -1,14 +1,17 @@
 """Prints the calls that wait for people, and decides them."""
 
+import re
 import sys
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from rich.console import RenderableType
-from rich.table import Table
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.text import Text
 
 from stepfleet.orchestrator.cli.setup.with_fleet import show, with_fleet
 from stepfleet.orchestrator.cli.terminal.format import count, moment, shown
@@ -18,8 +21,12 @@ from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.calls.answers import Ask, Decided
 
+_INDEX = re.compile("[0-9]{1,9}")
 _LONGEST = 70
 _GROUPS = 50
+_RUNS = 3
+"""Runs with the same question that are named."""
+_ID = 200
 _SURE = "{count} calls, {groups}, will be {word}. Go on?"
 
 
@@ -35,11 +42,19 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Equal:
-    """Equal calls that wait, by the one that has waited longest."""
+    """Equal calls that wait, the oldest first."""
 
-    ask: Ask
-    count: int
-    runs: tuple[str, ...]
+    asks: tuple[Ask, ...]
+
+    @property
+    def ask(self) -> Ask:
+        """The one that has waited longest."""
+        return self.asks[0]
+
+    @property
+    def count(self) -> int:
+        """How many there are."""
+        return len(self.asks)
 
 
 def conditions(**given: str | None) -> dict[str, str]:
@@ -58,7 +73,7 @@ def show_waiting(which: dict[str, str], data: Path, *, json: bool) -> None:
     async def read(fleet: AsyncFleet) -> list[Ask]:
         return [one async for one in fleet.approvals.all(**which)]
 
-    show(data, read, _picture, json=json, as_data=lambda asks: [_as_data(one) for one in asks])
+    show(data, read, picture, json=json, as_data=lambda asks: [_as_data(one) for one in asks])
 
 
 def decide(
@@ -69,7 +84,7 @@ def decide(
     options |= {"by": choice.by} if choice.by else {}
     options |= {"answer": choice.answer} if choice.answer is not None else {}
     if run is not None:
-        run_id, call = _call_of(run)
+        run_id, call = call_of(run)
         options |= {} if call is None else {"call": call}
         decided = with_fleet(data, lambda fleet: fleet.decide(run_id, **options))
     else:
@@ -98,9 +113,10 @@ def _ask_once(which: dict[str, str], choice: Choice, data: Path) -> datetime:
     return max(one.since for one in asks)
 
 
-def _call_of(run: str) -> tuple[str, int | None]:
+def call_of(run: str) -> tuple[str, int | None]:
+    """Return the run, and the call's index if it is named: `RUN:CALL`."""
     run_id, colon, call = run.rpartition(":")
-    return (run_id, int(call)) if colon and call.isdigit() else (run, None)
+    return (run_id, int(call)) if _INDEX.fullmatch(call) and colon else (run, None)
 
 
 def _words(decided: Decided, choice: Choice) -> str:
@@ -123,24 +139,59 @@ def _equal(asks: Sequence[Ask]) -> list[Equal]:
     found: dict[str, list[Ask]] = {}
     for one in asks:
         found.setdefault(one.group, []).append(one)
-    return [Equal(same[0], len(same), tuple(one.run_id for one in same)) for same in found.values()]
+    return [Equal(tuple(same)) for same in found.values()]
 
 
-def _picture(asks: Sequence[Ask]) -> RenderableType:
+def picture(asks: Sequence[Ask]) -> RenderableType:
+    """Return the calls, equal ones together, each with the commands that decide it."""
     if not asks:
         return "Nothing waits for a person."
-    table = Table(title=f"{count(len(asks))} calls wait for a person", title_justify="left")
-    for heading in ("calls", "agent", "call", "since", "decides itself", "run", "group"):
-        table.add_column(heading, overflow="fold")
-    groups = _equal(asks)
+    wait = "1 call waits" if len(asks) == 1 else f"{count(len(asks))} calls wait"
+    groups, places = _equal(asks), _places(asks)
+    parts: list[RenderableType] = [Text(f"{wait} for a person", style="bold")]
     for one in groups[:_GROUPS]:
-        ask = one.ask
-        call = f"{shown(ask.tool, 60)}({shown(ask.arguments, _LONGEST)})"
-        others = f" and {count(one.count - 1)} more" if one.count > 1 else ""
-        until = moment(ask.until) if ask.until else ""
-        run = f"{shown(ask.run_id, 80)}:{ask.index}{others}"
-        row = (count(one.count), shown(ask.agent, 60), call, moment(ask.since), until, run)
-        table.add_row(*row, ask.group)
+        indented = Padding(_lines(one, places), (0, 0, 0, 2))
+        parts += [call_text(one.ask), indented]
     if len(groups) > _GROUPS:
-        table.caption = f"and {count(len(groups) - _GROUPS)} groups more: --json lists all"
-    return table
+        parts.append(f"and {count(len(groups) - _GROUPS)} groups more: --json lists all")
+    if any(one.ask.kind == "approval" for one in groups[:_GROUPS]):
+        parts.append(Text("deny in place of approve denies; --reason TEXT is for the model."))
+    return Group(*parts)
+
+
+def call_text(ask: Ask) -> Text:
+    """Return the call in a line: its question, or its tool with the arguments."""
+    if ask.kind == "question":
+        options = ask.arguments.get("options") or ()
+        choice = f" ({shown(', '.join(map(str, options)), _LONGEST)})" if options else ""
+        return Text(f"{shown(ask.agent, 60)} asks: ").append(
+            f"{shown(ask.arguments.get('question', ''), 2 * _LONGEST)}{choice}", style="cyan"
+        )
+    call = f"{shown(ask.tool, 60)}({shown(ask.arguments, _LONGEST)})"
+    return Text(f"{shown(ask.agent, 60)} calls ").append(call, style="cyan")
+
+
+def _lines(one: Equal, places: Mapping[str, str]) -> RenderableType:
+    """Return since when equal calls wait, what ends the wait, and the commands that decide them."""
+    ask = one.ask
+    until = f", at the latest until {moment(ask.until)}" if ask.until else ""
+    lines = [Text(f"since {moment(ask.since)}{until}", style="dim")]
+    if ask.kind == "question":
+        lines += [Text(f"stepfleet answer {places[same.key]} TEXT") for same in one.asks[:_RUNS]]
+    elif one.count == 1:
+        lines.append(Text(f"stepfleet approve {places[ask.key]}"))
+    else:
+        lines.append(Text(f"{count(one.count)} equal calls, the first of {places[ask.key]}"))
+        lines.append(Text(f"stepfleet approve --group {ask.group}"))
+    if ask.kind == "question" and one.count > _RUNS:
+        lines.append(Text(f"and {count(one.count - _RUNS)} runs more: --json lists all"))
+    return Group(*lines)
+
+
+def _places(asks: Sequence[Ask]) -> dict[str, str]:
+    """Return what commands take for each call: its run, and its place where that has several."""
+    several = Counter(one.run_id for one in asks)
+    return {
+        one.key: shown(one.run_id if several[one.run_id] == 1 else f"{one.run_id}:{one.index}", _ID)
+        for one in asks
+    }

@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from stepfleet.orchestrator.cli.terminal.format import moment, seconds, shown
+from stepfleet.orchestrator.cli.terminal.format import WIDE, moment, seconds, shown
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.calls.answers import Ask, Awaited, awaited_by
 from stepfleet.orchestrator.records.outcome import (
@@ -26,10 +26,12 @@ from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 _FOR = {
-    Awaited.RUN: "the end of a run that it has started",
+    Awaited.RUN: "the end of its sub-agent's run",
     Awaited.APPROVAL: "a person's approval: `stepfleet approvals`",
     Awaited.PERSON: "a person's answer: `stepfleet approvals`",
 }
+
+_PEOPLE = {"approval": Awaited.APPROVAL, "question": Awaited.PERSON}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +119,27 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
+class AskBelow:
+    """A call that waits for a person, in a run below the one that is explained."""
+
+    run_id: str
+    agent: str
+    tool: str
+    kind: str
+    since: datetime
+
+    @classmethod
+    def of(cls, ask: Ask) -> "AskBelow":
+        """Return what an explanation has of the call."""
+        return cls(ask.run_id, ask.agent, ask.tool, ask.kind, ask.since)
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Why a run is where it is. `cause` is the error behind its end, if there is one.
 
     `agent` has the run now, after `handoffs`.
+    `below` are the calls in runs below it that wait for people.
     Its steps have waited for `waited_seconds` for limits of the fleet, apart from their own time.
     """
 
@@ -139,6 +158,7 @@ class Explanation:
     waited_seconds: float = 0.0
     waited_for: str = ""
     handoffs: tuple[dict[str, Any], ...] = ()
+    below: tuple[AskBelow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON-ready data."""
@@ -226,23 +246,43 @@ def picture(explanation: Explanation) -> RenderableType:
         head.append(text, style="dim")
     for tool in explanation.awaited:
         head.append(f"\nIt waits for {tool.text}", style="" if tool.served else "yellow")
+    for ask in explanation.below:
+        text = f"\nBelow it {shown(ask.agent, 60)} waits for {_FOR[_PEOPLE[ask.kind]]}"
+        head.append(f"{text} (tool {shown(ask.tool, 60)!r}), since {moment(ask.since)}")
+        head.append(f"\n  {ask.run_id}", style="dim")
     if not explanation.criteria:
         return head
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("", "criterion", "decision"):
-        table.add_column(heading, no_wrap=True)
-    for heading in ("reason", "numbers"):
-        table.add_column(heading, overflow="fold")
-    for one in explanation.criteria:
-        numbers = ", ".join(f"{key}={_number(value)}" for key, value in one.numbers.items())
-        table.add_row(
-            Text("→" if one.decisive else "", style="bold"),
-            Text(shown(one.criterion, 60), style="bold" if one.decisive else ""),
-            Text(one.decision.value, style=_STYLES[one.decision]),
-            Text(shown(one.reason)),
-            Text(numbers, style="dim"),
-        )
-    return Group(head, table)
+    return Group(head, _Criteria(explanation.criteria))
+
+
+@dataclass(frozen=True, slots=True)
+class _Criteria:
+    """A row for each criterion; on a narrow terminal its numbers are below its reason."""
+
+    criteria: Sequence[Judged]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= WIDE
+        table = Table(box=None, padding=(0, 2, 0, 0))
+        for heading in ("", "criterion", "decision"):
+            table.add_column(heading, no_wrap=True)
+        for heading in ("reason", "numbers")[: 2 if wide else 1]:
+            table.add_column(heading, overflow="fold")
+        for one in self.criteria:
+            reason, numbers = Text(shown(one.reason)), _numbers(one)
+            told = (reason, numbers) if wide else (Group(reason, *([numbers] if numbers else [])),)
+            table.add_row(
+                Text("→" if one.decisive else "", style="bold"),
+                Text(shown(one.criterion, 60), style="bold" if one.decisive else ""),
+                Text(one.decision.value, style=_STYLES[one.decision]),
+                *told,
+            )
+        yield table
+
+
+def _numbers(one: Judged) -> Text:
+    found = (f"{key}={_number(value)}" for key, value in one.numbers.items())
+    return Text(", ".join(found), style="dim")
 
 
 def _add_handoffs(head: Text, handoffs: Sequence[Mapping[str, Any]]) -> None:

@@ -49,6 +49,9 @@ def picture(found: Found) -> RenderableType:
     )
     if overview.quarantined:
         head.append(f", {count(overview.quarantined)} messages in quarantine", style="yellow")
+    if people := overview.waiting_for_people:
+        wait = "1 call waits" if people == 1 else f"{count(people)} calls wait"
+        head.append(f"\n{wait} for a person: stepfleet approvals", style="cyan")
     if overview.paused:
         head.append("\nthe fleet is paused: stepfleet resume --all", style="magenta")
     for trouble in overview.troubles:
@@ -92,7 +95,8 @@ def workers_picture(found: Sequence[WorkerSeen]) -> RenderableType:
     if not found:
         return Text(_NO_WORKERS, style="yellow")
     table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("worker", "state", "steps", "memory", "version", "started (UTC)"):
+    table.add_column("worker", no_wrap=True)
+    for heading in ("state", "steps", "memory", "version", "started (UTC)"):
         table.add_column(heading, overflow="fold")
     for heading in ("agents", "queues"):
         table.add_column(heading, overflow="fold")

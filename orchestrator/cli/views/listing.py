@@ -1,14 +1,19 @@
 """Runs as `stepfleet ls` lists them, as a table, and those below a run, as a tree."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from stepfleet.orchestrator.cli.terminal.format import count, shown, usd
+from stepfleet.orchestrator.cli.terminal.format import WIDE, count, shown, usd
+from stepfleet.orchestrator.cli.views.approvals import call_text
 from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.records.run.summary import RunPage, RunSummary, RunTree
 
 MOST_PAGES = 40
@@ -34,39 +39,78 @@ async def read(
 
 def picture(page: RunPage) -> RenderableType:
     """Return the runs as a table, with where to go on."""
-    table = Table(box=None, pad_edge=False)
-    for name in ("run", "line", "agent", "status", "steps", "created (UTC)", "error"):
-        table.add_column(name, justify="right" if name == "steps" else "left", overflow="fold")
-    for run in page.runs:
-        cells = (run.run_id, run.line_id or "", run.agent, _state(run), count(run.steps))
-        created = f"{run.created:%Y-%m-%d %H:%M:%S}"
-        error = (run.error or "").partition("\n")[0]
-        error = error if len(error) <= _ERROR else f"{error[: _ERROR - 1]}…"
-        table.add_row(*(Text(shown(cell)) for cell in (*cells, created, error)))
     if page.next:
         more = f"More: add --cursor {page.next}"
     else:
         more = "" if page.runs else "No run matches."
-    return Group(*([table] if page.runs else []), *([Text(more)] if more else []))
+    return Group(*([_Listed(page.runs)] if page.runs else []), *([Text(more)] if more else []))
 
 
-def below(tree: RunTree) -> RenderableType | None:
-    """Return the runs below a run, a line each; None where there is none."""
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A row for each run; on a narrow terminal a line or two, so that ids are whole."""
+
+    runs: Sequence[RunSummary]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from [_table(self.runs)] if options.max_width >= WIDE else map(_lines, self.runs)
+
+
+def _table(runs: Sequence[RunSummary]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", no_wrap=True)
+    for name in ("line", "agent", "status", "steps", "created (UTC)", "error"):
+        table.add_column(name, justify="right" if name == "steps" else "left", overflow="fold")
+    for run in runs:
+        cells = (run.run_id, run.line_id or "", run.agent, _state(run), count(run.steps))
+        created = f"{run.created:%Y-%m-%d %H:%M:%S}"
+        table.add_row(*(Text(shown(cell)) for cell in (*cells, created, _error(run))))
+    return table
+
+
+def _lines(run: RunSummary) -> RenderableType:
+    line = f" line {run.line_id}," if run.line_id else ""
+    about = f"{run.agent},{line} {_state(run)}, {_steps(run)}, {run.created:%m-%d %H:%M} UTC"
+    texts: list[RenderableType] = [
+        Text(shown(run.run_id)),
+        Padding(Text(shown(about)), (0, 0, 0, 2)),
+    ]
+    if error := _error(run):
+        texts.append(Padding(Text(shown(error), style="red"), (0, 0, 0, 2)))
+    return Group(*texts)
+
+
+def _error(run: RunSummary) -> str:
+    error = (run.error or "").partition("\n")[0]
+    return error if len(error) <= _ERROR else f"{error[: _ERROR - 1]}…"
+
+
+def below(tree: RunTree, asks: Sequence[Ask] = ()) -> RenderableType | None:
+    """Return the runs below a run, each with its calls of `asks`; None where there is none."""
     if not tree.below and not tree.left_out:
         return None
-    return _branches(tree, Tree(Text("runs below", style="bold")))
+    branches = _branches(tree, Tree(Text("runs below", style="bold")), asks)
+    return Group(branches, Text("decide: stepfleet approvals")) if asks else branches
 
 
-def _branches(tree: RunTree, at: Tree) -> Tree:
+def _branches(tree: RunTree, at: Tree, asks: Sequence[Ask]) -> Tree:
     for one in tree.below:
         run = one.run
-        steps = "1 step" if run.steps == 1 else f"{count(run.steps)} steps"
-        spent = f"{steps}, {usd(run.cost_usd)}" if run.cost_usd else steps
+        spent = f"{_steps(run)}, {usd(run.cost_usd)}" if run.cost_usd else _steps(run)
         line = Text(f"{shown(run.agent, _ERROR)}: {_state(run)}, {spent}")
-        _branches(one, at.add(line.append(f"  {run.run_id}", style="dim")))
+        branch = at.add(line.append(f"  {run.run_id}", style="dim"))
+        for ask in asks:
+            if ask.run_id == run.run_id:
+                waits = Text("waits for a person: ", style="yellow").append(call_text(ask))
+                branch.add(waits)
+        _branches(one, branch, asks)
     if tree.left_out:
         at.add(Text(f"and {count(tree.left_out)} more", style="dim"))
     return at
+
+
+def _steps(run: RunSummary) -> str:
+    return "1 step" if run.steps == 1 else f"{count(run.steps)} steps"
 
 
 def _state(run: RunSummary) -> str:

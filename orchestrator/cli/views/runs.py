@@ -13,6 +13,7 @@ from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.output import print_json_line
 from stepfleet.orchestrator.cli.views import listing
 from stepfleet.orchestrator.cli.views.explain import (
+    AskBelow,
     AwaitedTool,
     Explanation,
     awaited_tools,
@@ -22,12 +23,13 @@ from stepfleet.orchestrator.cli.views.explain import (
 )
 from stepfleet.orchestrator.cli.views.trace import trace
 from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.client.operations.asks_below import asks_below
 from stepfleet.orchestrator.client.rendering import RunView
 from stepfleet.orchestrator.client.runs import inputs_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Outage
 from stepfleet.orchestrator.protocol.outage import circuit_id
-from stepfleet.orchestrator.records.calls.answers import awaited_by
+from stepfleet.orchestrator.records.calls.answers import Ask, Awaited, awaited_by
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -38,13 +40,14 @@ from stepfleet.orchestrator.store.runs.reading import StoredRun
 _SHOWN = 10
 """Runs before a run that are named."""
 Found = tuple[StoredRun, tuple[AwaitedTool, ...]]
-Shown = tuple[Found, RunTree]
+Shown = tuple[Found, RunTree, tuple[Ask, ...]]
 
 
 async def read_tree(named: str, batch: str | None, fleet: AsyncFleet) -> Shown:
-    """Return the same as `read`, and the runs below it."""
+    """Return the same as `read`, the runs below it, and the calls of those that wait for people."""
     found = await read(named, batch, fleet)
-    return found, await fleet.runs.tree(found[0].run_id)
+    tree = await fleet.runs.tree(found[0].run_id)
+    return found, tree, await asks_below(tree, fleet.approvals)
 
 
 async def read(named: str, batch: str | None, fleet: AsyncFleet) -> Found:
@@ -59,7 +62,7 @@ async def read(named: str, batch: str | None, fleet: AsyncFleet) -> Found:
 
 def as_data(found: Shown) -> dict[str, Any]:
     """Return the run's whole result, its messages and the runs below it as JSON-ready data."""
-    (run, _), tree = found
+    (run, _), tree, _ = found
     messages = [message.to_dict() for message in run.state.messages]
     below = [one.to_dict() for one in tree.below]
     return {**run.result().to_dict(), "messages": messages, "below": below}
@@ -67,9 +70,9 @@ def as_data(found: Shown) -> dict[str, Any]:
 
 def picture(found: Shown, *, full: bool, debug: bool = False) -> RenderableType:
     """Return the run's trace and the runs below it, with `debug` the tracebacks of what failed."""
-    (run, awaited), tree = found
+    (run, awaited), tree, asks = found
     shown = trace(run.result(), inputs_of(run), full=full, debug=debug, awaited=awaited)
-    below = listing.below(tree)
+    below = listing.below(tree, asks)
     return Group(shown, below) if below else shown
 
 
@@ -82,7 +85,10 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     """Return why a run stopped or continues."""
     run, awaited = await read(named, batch, fleet)
     result = run.result()
-    found = explain(result, awaited)
+    asks: tuple[Ask, ...] = ()
+    if any(awaited_by(one.queue) is Awaited.RUN for one in awaited):
+        asks = await asks_below(await fleet.runs.tree(run.run_id), fleet.approvals)
+    found = replace(explain(result, awaited), below=tuple(map(AskBelow.of, asks)))
     if not result.lifecycle.is_terminal and (waits := load_outage(run.header.get("outage"))):
         return replace(found, says=_waits(result, waits, (await fleet.overview()).outages))
     if "after" in run.header and (before := await fleet.runs.waits_for(run.run_id)):

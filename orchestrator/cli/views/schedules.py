@@ -1,13 +1,14 @@
 """Adds and prints schedules."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from rich.console import RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -15,7 +16,7 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.ticks import at, ticks_after
 from stepfleet.orchestrator.cli.setup.with_fleet import show
-from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
+from stepfleet.orchestrator.cli.terminal.format import WIDE, count, seconds, shown
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import PRIORITIES
 from stepfleet.orchestrator.records.schedule import ScheduleView
@@ -55,6 +56,20 @@ def table(views: Sequence[ScheduleView]) -> RenderableType:
     """Return all schedules, a row each."""
     if not views:
         return "There are no schedules. Add one by: stepfleet schedule add NAME FILE --cron ..."
+    return _Listed(views)
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A row for each schedule; on a narrow terminal the facts of each, a line for each fact."""
+
+    views: Sequence[ScheduleView]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield from [_rows(self.views)] if options.max_width >= WIDE else map(picture, self.views)
+
+
+def _rows(views: Sequence[ScheduleView]) -> Table:
     found = Table()
     for heading in (
         "name",

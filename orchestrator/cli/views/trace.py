@@ -45,10 +45,10 @@ def trace(
     }
     parts: list[RenderableType] = [_head(result)]
     for step in result.steps:
-        parts += [_labelled("asked", text, limit) for text in _taken(texts, step.step - 1)]
+        parts += [_labelled("input", text, limit) for text in _taken(texts, step.step - 1)]
         parts.append(_step(step, limit, debug=debug))
         parts += [_handed(one, limit) for one in result.handoffs if one.step == step.step]
-    parts += [_labelled("asked", texts[at], limit) for at in sorted(texts)]
+    parts += [_labelled("input", texts[at], limit) for at in sorted(texts)]
     parts += [_awaited(one) for one in awaited]
     if result.lost_attempts:
         parts.append(_lost(result.lost_attempts))

@@ -76,6 +76,12 @@ def checked_at(run: StoredRun, at: int | None) -> int:
             "cannot be forked or checkpointed; leave trim_log out for runs that shall be"
         )
         raise ConfigurationError(msg)
+    if "after" in run.header:
+        msg = (
+            f"run {run.run_id} has not begun: its input will be made of the results of others; "
+            "fork or checkpoint it when it has, or submit another run with the same 'after'"
+        )
+        raise ConfigurationError(msg)
     count = len(run.log) if at is None else at
     if not 0 <= count <= len(run.log):
         msg = f"field 'at' is {at}; run {run.run_id} has {len(run.log)} steps: 0 to {len(run.log)}"

@@ -122,7 +122,10 @@ class RunControl:
         await self._notify(INTERRUPT, [{"run_id": run_id} for run_id in run_ids])
 
     async def interrupt_batch(self, batch_id: str) -> None:
-        """Notify all workers to check their steps of a batch for requests: one message."""
+        """Notify all workers to check their steps of a batch for requests: one message.
+
+        They look whether it has ended, too: a shortcut for those that follow it.
+        """
         await self._notify(INTERRUPT_BATCH, [{"batch_id": batch_id}])
 
     async def _notify(self, command: str, arguments: Sequence[dict[str, str]]) -> None:
@@ -130,7 +133,7 @@ class RunControl:
             async with asyncio.timeout(_BROADCAST_SECONDS):
                 await asyncio.to_thread(self._broadcast, command, arguments)
         except Exception as error:  # noqa: BLE001 - every broker has exceptions of its own
-            log.warning("workers could not be notified of a cancel at once: %s", error)
+            log.warning("workers could not be notified at once: %s", error)
 
     def _broadcast(self, command: str, arguments: Sequence[dict[str, str]]) -> None:
         with self._app.connection_for_write() as connection:

@@ -17,7 +17,15 @@ from stepfleet.orchestrator.store.runs.asks import Asks, Waits
 LONGEST_TEXT = 16_000
 """Characters of an answer, and of a reason."""
 _PAGE = 200
-_DECISION = ("before", "call", "approve", "reason", "answer", "by")
+_TEXT = (str, type(None))
+_DECISION: dict[str, tuple[type, ...]] = {
+    "before": (datetime,),
+    "call": (int, type(None)),
+    "approve": (bool,),
+    "reason": _TEXT,
+    "answer": _TEXT,
+    "by": _TEXT,
+}
 
 
 class Which(TypedDict, total=False):
@@ -66,8 +74,8 @@ class AsyncFleetApprovals:
         A page may be short, or empty, and have a `next`. Raises `ConfigurationError` that names the
         field.
         """
-        found, following = await (await self._asks()).page(limit, cursor)
         _check(which)
+        found, following = await (await self._asks()).page(limit, cursor)
         asks = (one.ask for one in found)
         return AskPage(asks=tuple(a for a in asks if _matches(a, which)), next=following)
 
@@ -89,13 +97,16 @@ class AsyncFleetApprovals:
         """Decide calls that wait: those of a run, or all that the conditions hold for.
 
         The first decision of a call counts; calls that begin to wait meanwhile are not decided.
-        Raises `ConfigurationError` where nothing of the run waits, or the answer is none of a
-        question's options.
+        Raises `ConfigurationError` where nothing of the run waits, or the answer is none of the
+        options of one of these questions: nothing is decided then.
         """
         which = Which(**{k: v for k, v in options.items() if k not in _DECISION})  # type: ignore[typeddict-item]
         _check(which)
+        _check_decision(options)
         if run_id is None and not which:
             raise ConfigurationError("name a run, or conditions such as batch= or tool=")
+        if not isinstance(run_id, str | None):
+            raise ConfigurationError(f"run_id is {run_id!r}; write the id of a run")
         client = await self._session.open()
         now = await client.runs.now()
         decision = _decision(options, now)
@@ -106,35 +117,65 @@ class AsyncFleetApprovals:
             found = _the_one(
                 run_id, [o for o in waits if _matches(o.ask, which)], options.get("call")
             )
+            _check_answer(found.ask, decision)
             return await _decided(asks, [found], decision)
-        # What begins to wait meanwhile, perhaps for what was denied just now, nobody has seen.
-        before, decided, cursor = options.get("before", now), Decided(), None
-        while True:
-            page, cursor = await asks.page(_PAGE, cursor)
-            seen = [one for one in page if one.ask.since <= before]
-            matching = [
-                one for one in seen if _matches(one.ask, which) and _is_for(one.ask, decision)
-            ]
-            decided = decided.plus(await _decided(asks, matching, decision))
-            if cursor is None or len(seen) < len(page):
-                return decided
+        before, decided = options.get("before", now), Decided()
+        if decision.text is not None:
+            async for page in _matching(asks, which, decision, before):
+                for one in page:
+                    _check_answer(one.ask, decision)
+        async for page in _matching(asks, which, decision, before):
+            decided = decided.plus(await _decided(asks, page, decision))
+        return decided
 
     async def _asks(self) -> Asks:
         return asks_of((await self._session.open()).store)
 
 
-def _decision(options: DecideOptions, at: datetime) -> Decision:
-    texts = {name: str(options.get(name) or "") for name in ("reason", "answer", "by")}
-    for name, value in texts.items():
-        if len(value) > LONGEST_TEXT:
-            msg = f"{name} has {len(value):,} characters; write up to {LONGEST_TEXT:,}"
+async def _matching(
+    asks: Asks, which: Which, decision: Decision, before: datetime
+) -> AsyncGenerator[list[Waits], None]:
+    """Yield by pages what the conditions hold for, of the calls that waited at that time.
+
+    What begins to wait meanwhile, perhaps for what was denied just now, nobody has seen.
+    """
+    cursor: str | None = None
+    while True:
+        page, cursor = await asks.page(_PAGE, cursor)
+        seen = [one for one in page if one.ask.since <= before]
+        yield [one for one in seen if _matches(one.ask, which) and _is_for(one.ask, decision)]
+        if cursor is None or len(seen) < len(page):
+            return
+
+
+def _check_decision(options: DecideOptions) -> None:
+    """Raise `ConfigurationError` that names the field for what is no decision."""
+    for name, kinds in _DECISION.items():
+        value = options.get(name)
+        is_flag = isinstance(value, bool) and bool not in kinds
+        if name in options and (is_flag or not isinstance(value, kinds)):
+            msg = f"{name} is {value!r:.100}; write a value of type {kinds[0].__name__}"
             raise ConfigurationError(msg)
+    for name in ("reason", "answer", "by"):
+        length = len(str(options.get(name) or ""))
+        if length > LONGEST_TEXT:
+            msg = f"{name} has {length:,} characters; write up to {LONGEST_TEXT:,}"
+            raise ConfigurationError(msg)
+    before = options.get("before")
+    if before is not None and before.tzinfo is None:
+        raise ConfigurationError("before has no time zone; write datetime(..., tzinfo=UTC)")
+    if options.get("answer") is not None and not options.get("approve", True):
+        msg = "answer= and approve=False exclude each other; deny a question with reason="
+        raise ConfigurationError(msg)
+
+
+def _decision(options: DecideOptions, at: datetime) -> Decision:
     answer = options.get("answer")
     return Decision(
         approved=options.get("approve", True),
         text=None if answer is None else well_formed(answer),
-        reason=well_formed(texts["reason"]),
-        by=well_formed(texts["by"]) or _user(),
+        reason=well_formed(options.get("reason") or ""),
+        by=well_formed(options.get("by") or "") or _user(),
         at=at,
     )
 
@@ -152,8 +193,6 @@ def _the_one(run_id: str, waits: Sequence[Waits], call: int | None) -> Waits:
 
 
 async def _decided(asks: Asks, waits: Sequence[Waits], decision: Decision) -> Decided:
-    for one in waits:
-        _check_answer(one.ask, decision)
     replies = await asyncio.gather(*(asks.decide(one, decision) for one in waits))
     applied = sum(reply.applied for reply in replies)
     before = next((who for reply in replies if (who := _earlier(reply))), None)
@@ -182,7 +221,8 @@ def _check_answer(ask: Ask, decision: Decision) -> None:
     given = [str(one) for one in options] if isinstance(options, list) else []
     if decision.text is not None and given and decision.text not in given:
         shown = ", ".join(given[:20])
-        raise ConfigurationError(f"the answer is none of the options: {shown[:500]}")
+        msg = f"the answer is none of the options of run {ask.run_id}: {shown[:500]}"
+        raise ConfigurationError(msg)
 
 
 def _check(which: Any) -> None:

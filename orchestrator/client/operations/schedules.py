@@ -59,8 +59,8 @@ class AsyncFleetSchedules:
         of `submit_batch`, and of each batch. Raises `ConfigurationError` that lists bad lines, or
         names the field.
         """
-        if not _NAME.fullmatch(name):
-            msg = f"name is {name[:70]!r}; write 1 to 64 letters, digits and the signs . _ -"
+        if not (isinstance(name, str) and _NAME.fullmatch(name)):
+            msg = f"name is {ascii(name)[:70]}; write 1 to 64 letters, digits and the signs . _ -"
             raise ConfigurationError(msg)
         own = {one: options.pop(one) for one in _OWN if one in options}  # type: ignore[misc]
         tz, jitter = own.get("tz", "UTC"), own.get("jitter", 0.0)
@@ -69,6 +69,8 @@ class AsyncFleetSchedules:
         await asyncio.to_thread(check_times, cron, tz, jitter, now)
         _check_word("missed", own.get("missed", "newest"), ("newest", "all", "skip"))
         _check_word("overlap", own.get("overlap", "allow"), ("allow", "skip"))
+        if not isinstance(own.get("paused", False), bool):
+            raise ConfigurationError(f"paused is {ascii(own['paused'])[:70]}; write True or False")
         for field in ("only_new", "after"):
             if options.get(field):
                 raise ConfigurationError(f"{field} is of one batch; a schedule does not take it")

@@ -1,6 +1,6 @@
 """The runs that a new run waits for before it begins, checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from stepfleet.orchestrator.agents.prompt import worded
@@ -54,7 +54,8 @@ def _named(runs: AfterRuns) -> dict[str, str]:
         for name in runs:
             _check_name(name)
         return {name: _id(one) for name, one in runs.items()}
-    ids = [runs] if isinstance(runs, str | AgentRunResult) else list(runs)
+    is_one = isinstance(runs, str | AgentRunResult) or not isinstance(runs, Iterable)
+    ids = [runs] if is_one else list(runs)
     return {_id(one): _id(one) for one in ids}
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar, cast
@@ -65,7 +66,7 @@ class Audited(ApiHandler):
         return result
 
 
-class ActionHandler(Audited):
+class ActionHandler(Audited, ABC):
     """An action on what there is."""
 
     noun = ""
@@ -81,9 +82,9 @@ class ActionHandler(Audited):
         act = partial(self.act, target, verb, given)
         return await self.attempt(lambda: self.audited(*about, act))
 
+    @abstractmethod
     async def act(self, target: str, verb: str, given: Action) -> ActionResult:
         """Do it."""
-        raise NotImplementedError
 
     def of_run(self, verb: str, given: Action) -> Callable[[str], Awaitable[ControlResult]]:
         """Return the action on one run."""

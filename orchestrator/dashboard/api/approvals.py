@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from stepfleet.orchestrator.client.operations.approvals import Which
+from stepfleet.orchestrator.client.operations.asks_below import asks_below
 from stepfleet.orchestrator.dashboard.api.actions import MOST_REFUSED, ActionHandler
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, text, whole
 from stepfleet.orchestrator.dashboard.api.records import (
@@ -35,14 +36,18 @@ class Approvals(ReadHandler):
     parameters: ClassVar = {
         **_CONDITIONS,
         "run": Parameter("the run that waits, alone"),
+        "below": Parameter("the run that waits for those that wait for people, alone"),
         "limit": whole("how many", 1, MOST),
         "cursor": text("the `next` of the page before", 400),
     }
 
     async def found(self, *_: str, **query: Any) -> WaitingPage:
         """Return a page."""
-        approvals, run = self.site.fleet.approvals, query.pop("run", None)
-        if run:
+        fleet, run, below = self.site.fleet, query.pop("run", None), query.pop("below", None)
+        approvals = fleet.approvals
+        if below:
+            page = AskPage(asks=await asks_below(await fleet.runs.tree(below), approvals))
+        elif run:
             page = AskPage(asks=await approvals.of_run(run))
         else:
             page = await approvals.page(**{"limit": MOST, **query})

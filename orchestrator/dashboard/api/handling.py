@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import re
+from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -268,7 +269,7 @@ class ApiHandler(BaseApiHandler):
         return None
 
 
-class ReadHandler(ApiHandler):
+class ReadHandler(ApiHandler, ABC):
     """A resource that is read."""
 
     async def get(self, *path: str) -> None:
@@ -284,9 +285,9 @@ class ReadHandler(ApiHandler):
 
         return await self.attempt(found, 404 if path else 400)
 
+    @abstractmethod
     async def found(self, *path: str, **query: Any) -> BaseModel:
         """Return the resource."""
-        raise NotImplementedError
 
 
 def body_of(request: bytes, kind: str, form: type[BaseModel]) -> Any:

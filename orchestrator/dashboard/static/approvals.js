@@ -1,10 +1,11 @@
 // The page of approvals: calls that wait for people, equal ones together, and what decides them.
 
-import { get, page } from "./api.js";
-import { decisions } from "./decisions.js";
+import { get } from "./api.js";
+import { decisions, runLink } from "./decisions.js";
 import { count, el, fill, folded, problem, renew, table, time } from "./dom.js";
 import { follow, tryAgain } from "./live.js";
 
+const SHORT = 300; // characters of arguments that are shown without a click
 const PAGES = 10; // of 200 calls each; more are decided on the command line, or as one group
 const content = document.getElementById("content");
 const list = el("div", { "aria-live": "off" });
@@ -15,12 +16,12 @@ function row(same) {
   const [{ ask, is_hidden: isHidden }] = same;
   const isQuestion = ask.kind === "question";
   const about = isHidden ? "not shown here" : JSON.stringify(ask.arguments, null, 1);
-  const link = el("a", { href: page(`/runs/${encodeURIComponent(ask.run_id)}`) }, ask.run_id.slice(0, 8));
+  const link = runLink(ask.run_id);
   const others = same.length > 1 ? ` and ${count(same.length - 1)} more` : "";
   const words = isQuestion && !isHidden ? String(ask.arguments.question ?? "") : ask.tool;
   return [
     count(same.length),
-    el("div", { class: "sf-wrap" }, el("strong", { class: "sf-clamp" }, words), folded(isQuestion ? "question" : "arguments", about)),
+    el("div", { class: "sf-wrap" }, el("strong", { class: "sf-clamp" }, words), folded(isQuestion ? "question" : "arguments", about, !isQuestion && about.length <= SHORT)),
     decisions(same, load),
     el("div", { class: "sf-wrap" }, ask.agent, ask.tenant ? el("div", { class: "sf-muted small" }, ask.tenant) : null),
     el("div", {}, link, others),

@@ -1,8 +1,15 @@
 // Decisions of calls that wait for people: equal ones together, each with the name of Flower's user.
 
-import { post } from "./api.js";
+import { page, post } from "./api.js";
 import { confirm, form, notify } from "./dialog.js";
 import { button, count, el } from "./dom.js";
+
+/** A link to a run; a run below another one has both ends of its id. */
+export function runLink(run) {
+  const [above, ...below] = run.split(".");
+  const name = below.length ? `${above.slice(0, 8)}…${below.at(-1)}` : run.slice(0, 8);
+  return el("a", { href: page(`/runs/${encodeURIComponent(run)}`), title: run, "aria-label": `Run ${run}` }, name);
+}
 
 const decided = (done) => notify(`${count(done.runs)} decided${done.left_alone ? `, ${count(done.left_alone)} had been before` : ""}`);
 

@@ -118,6 +118,7 @@ async function part(node, title, read) {
 async function current() {
   try {
     const found = await get("/fleet");
+    if (document.querySelector("dialog[open]")) return; // it gives the focus back to a button of this part
     redraw(now, () => fill(now, fleet(found)));
     redraw(limits, () => fill(limits, el("h2", { class: "h5" }, "Limits"), el("div", { class: "sf-buttons" }, button("Set a limit", () => setLimit(null).then(load))),
       found.limits_problem ? problem(new Error(found.limits_problem)) : limitsTable(found.limits, load)));

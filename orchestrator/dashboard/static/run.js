@@ -2,7 +2,7 @@
 
 import { address, get, named, page, post } from "./api.js";
 import { spans } from "./chart.js";
-import { decisions } from "./decisions.js";
+import { decisions, runLink } from "./decisions.js";
 import { attempt } from "./dialog.js";
 import { badge, button, count, duration, el, facts, fill, folded, many, problem, renew, table, time, usd } from "./dom.js";
 import { follow, tryAgain } from "./live.js";
@@ -10,6 +10,7 @@ import { follow, tryAgain } from "./live.js";
 const id = named();
 const path = `/runs/${encodeURIComponent(id)}`;
 const STEPS = 50;
+const CHILDREN = 20;
 const ENDED = ["completed", "failed", "stopped", "cancelled"];
 const MEANING = {
   completed: "It has given its answer.",
@@ -20,7 +21,7 @@ const MEANING = {
   error: "A step failed with an error that a repetition does not mend. A retry begins with that step.",
   finish_reason: "The model ended with a reason that this agent stops for.",
   guard: "A guard ended it, as a budget that is spent. Raise it, then retry.",
-  user_requested: "Somebody has cancelled it.",
+  user_requested: "Somebody has cancelled it, or the run that has started it has ended.",
 };
 const KINDS = { crash: "its worker was lost", late: "another worker had taken over", deferred: "tried again later", failed: "failed", interrupted: "broken off", retried: "taken back by a retry" };
 const LIMITS = [
@@ -35,7 +36,8 @@ const text = el("div");
 const steps = el("div");
 let first = 1;
 let found = null;
-let waiting = []; // calls of this run that wait for people
+let waiting = []; // calls of this run, and of runs below it, that wait for people
+let children = []; // runs that its calls have started, the newest first
 
 const isOver = (run) => ENDED.includes(run.status);
 const numbers = (given) => Object.fromEntries(Object.entries(given).filter(([name, value]) => value !== "" && LIMITS.some((one) => one.name === name)).map(([name, value]) => [name, Number(value)]));
@@ -93,6 +95,7 @@ function header(run) {
     buttons(run),
     waiting.map(asked),
     found.waits_for ? el("p", { class: "sf-wrap" }, el("strong", {}, `Step ${run.steps + 1} waits for `), found.waits_for) : null,
+    children.length ? below() : null,
     found.evaluations.length ? el("details", { class: "sf-folded mb-3", "data-key": "why", open: run.status !== "completed" && isOver(run) },
       el("summary", {}, `Why: ${found.reason}`),
       table("Criteria", ["Criterion", "Decision", "Reason", "Numbers"], found.evaluations.map(criterion))) : null,
@@ -100,11 +103,17 @@ function header(run) {
   ];
 }
 
+/** The runs that calls of this one have started. */
+const below = () => table("Runs below", ["Run below", "Agent", "Status", { name: "Steps", right: true }], children.map((one) => [
+  runLink(one.run_id), one.agent, [badge(one.status), " ", one.stop_reason && one.stop_reason !== one.status ? one.stop_reason.replaceAll("_", " ") : null], count(one.steps),
+]));
+
 /** A call that waits for a person, with what decides it. */
 function asked(one) {
   const { ask, is_hidden: isHidden } = one;
   const words = ask.kind === "question" && !isHidden ? String(ask.arguments.question ?? "") : ask.tool;
   return el("section", { class: "sf-card", "aria-label": `Waits for a person: ${ask.tool}` },
+    ask.run_id === id ? null : el("p", { class: "sf-wrap" }, "Below it ", el("strong", {}, ask.agent), " waits for a person: ", runLink(ask.run_id)),
     el("p", { class: "sf-wrap" }, el("strong", {}, words), ask.until ? [" until ", time(ask.until)] : null),
     isHidden || ask.kind === "question" ? null : el("pre", { class: "sf-wrap" }, JSON.stringify(ask.arguments, null, 1)),
     decisions([one], load));
@@ -226,6 +235,12 @@ function stepsBeside(mine, theirs, heads) {
 let turn = 0;
 let shown = "";
 
+async function asks() {
+  const own = await get("/approvals", { run: id });
+  const others = children.length ? await get("/approvals", { below: id }) : { waiting: [] };
+  return [...own.waiting, ...others.waiting];
+}
+
 async function load() {
   const mine = ++turn;
   let read;
@@ -234,12 +249,13 @@ async function load() {
     read = await get(path, { first, limit: STEPS });
     found = read;
     other = await beside();
-    waiting = read.waits_for && !isOver(read.run) ? (await get("/approvals", { run: id })).waiting : [];
+    children = (await get("/runs", { parent: id, limit: CHILDREN })).runs;
+    waiting = read.waits_for && !isOver(read.run) ? await asks() : [];
   } catch (error) {
     if (mine === turn) failed(error);
     return;
   }
-  const state = JSON.stringify([first, read, waiting, other?.toString()]);
+  const state = JSON.stringify([first, read, waiting, children, other?.toString()]);
   // Only what has changed is drawn anew: a reader may be in the middle of it.
   if (mine !== turn || (state === shown && !other)) return;
   shown = state;
@@ -285,4 +301,7 @@ function written(data) {
 content.removeAttribute("aria-live");
 fill(content, head, text, steps);
 await load();
-follow([`run:${id}`, `text:${id}`], (topic, data) => (topic.startsWith("text:") ? written(data) : load()));
+follow([`run:${id}`, `text:${id}`, "fleet"], (topic, data) => {
+  if (topic.startsWith("text:")) written(data);
+  else if (topic !== "fleet" || children.some((one) => !isOver(one))) load();
+});

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.usage import UsageStats, sum_usd
 
 LONGEST_OUTPUT = 8_000
 """Characters of a run's output that reach the run which waits for it."""
@@ -96,7 +96,7 @@ class RunEnd(Record):
     @property
     def total_cost_usd(self) -> float:
         """What it and all runs below it have cost."""
-        return self.cost_usd + self.below_cost_usd
+        return sum_usd(self.cost_usd, self.below_cost_usd)
 
 
 class Decision(Record):
@@ -123,7 +123,7 @@ class Decision(Record):
 
 
 class Answer(Record):
-    """One of both."""
+    """The answer to a call that waited: the end of its run, or a person's decision."""
 
     run: RunEnd | None = None
     decision: Decision | None = None

@@ -15,7 +15,7 @@ from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReas
 from stepfleet.orchestrator.records.run.causes import LastError, cause_of_end
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import Handoff, StepResult
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.usage import UsageStats, sum_usd
 
 
 class OriginKind(StrEnum):
@@ -222,7 +222,7 @@ class RunFacts(Record):
     @property
     def total_cost_usd(self) -> float:
         """What the run and all runs below it have cost."""
-        return self.cost_usd + self.below_cost_usd
+        return sum_usd(self.cost_usd, self.below_cost_usd)
 
     @property
     def usage_estimated(self) -> bool:

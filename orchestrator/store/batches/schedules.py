@@ -35,6 +35,8 @@ TURN_MS = 10_000
 MOST_AT_ONCE = 20
 MOST = 1_000
 """Schedules of a fleet."""
+ROWS_SECONDS = 3600
+"""How long lines stay that belong to no schedule (yet)."""
 
 
 class Schedules:
@@ -58,8 +60,8 @@ class Schedules:
     ) -> None:
         """Store a new schedule; `agent` is its agent's configuration (JSON).
 
-        Raises `ConfigurationError` where its name is taken. The schedule comes last: what a caller
-        who dies has written before is no schedule, and the next one of that name replaces it.
+        Raises `ConfigurationError` where its name is taken. The lines come first, and expire where
+        their caller dies behind them.
         """
         execute, name = self._connection.execute, schedule.name
         if int(await execute("HLEN", self._all)) >= MOST:
@@ -68,14 +70,15 @@ class Schedules:
             raise _is_there(name)
         key = self._rows + schedule.rows_key
         for at in range(0, len(rows), 1000):
-            await execute("RPUSH", key, *rows[at : at + 1000])
-        await execute("ZADD", self._ticks, "NX", milliseconds(first), name)
-        if not await execute("HSETNX", self._all, name, schedule.to_json()):
+            page = rows[at : at + 1000]
+            if int(await execute("RPUSH", key, *page)) > at + len(page):  # twice: a reply was lost
+                await execute("LTRIM", key, 0, at + len(page) - 1)
+            await execute("EXPIRE", key, ROWS_SECONDS)
+        keys = (self._all, self._states, self._ticks, self._agents, key)
+        given = (name, schedule.to_json(), agent, milliseconds(first))
+        if not await run_script(self._connection, "add_schedule", keys, *given):
             await execute("DEL", key)
             raise _is_there(name)
-        await execute("HSET", self._agents, name, agent)
-        await execute("HDEL", self._states, name)
-        await self.change(schedule, first)
 
     async def all(self) -> list[ScheduleView]:
         """Return all schedules by their names."""
@@ -121,20 +124,23 @@ class Schedules:
 
     async def change(self, schedule: Schedule, look: datetime) -> None:
         """Store a schedule that is there, and when to look at it."""
-        await self._write(schedule.name, schedule=schedule.to_json(), look=look)
+        await self._write(schedule.name, schedule.rows_key, schedule=schedule, look=look)
 
     async def remove(self, name: str) -> None:
         """Remove a schedule; its batches stay."""
-        stored = await self._connection.execute("HGET", self._all, name)
+        stored = ""
+        while not await self._remove(name, stored):  # a worker may change it after it was read
+            stored = await self._connection.execute("HGET", self._all, name) or ""
+
+    async def forget(self, name: str) -> None:
+        """Remove what is left of a schedule, if none is there."""
+        await self._remove(name, "")
+
+    async def _remove(self, name: str, stored: str) -> bool:
         place = orjson.loads(stored).get("rows_key", "") if stored else ""
-        for command in (
-            ("HDEL", self._all, name),
-            ("ZREM", self._ticks, name),
-            ("HDEL", self._states, name),
-            ("HDEL", self._agents, name),
-            ("DEL", self._rows + place),
-        ):
-            await self._connection.execute(*command)
+        own = (self._rows + place, self._turn + name)
+        keys = (self._all, self._states, self._ticks, self._agents, *own)
+        return bool(await run_script(self._connection, "remove_schedule", keys, name, stored))
 
     async def due(self) -> tuple[list[str], float | None]:
         """Return schedules to be looked at now, and in how many seconds the next one is."""
@@ -157,28 +163,38 @@ class Schedules:
         """Give the turn back, unless it is another's."""
         await self._turns.release(self._turn + name)
 
-    async def note(self, name: str, state: ScheduleState, look: datetime) -> bool:
+    async def note(self, schedule: Schedule, state: ScheduleState, look: datetime) -> bool:
         """Store what came of a schedule's ticks, and when to look again, as the turn's owner.
 
         Returns false where the turn is another's by now, or the schedule has been removed.
         """
-        return await self._write(name, state=state.to_json(), look=look, token=self._turns.token)
+        return await self._write(
+            schedule.name, schedule.rows_key, state=state, look=look, is_owner=True
+        )
 
     async def go_on(self, schedule: Schedule, state: ScheduleState, look: datetime) -> None:
         """Store a schedule and its state for a client, whosever turn it is."""
-        await self._write(
-            schedule.name, schedule=schedule.to_json(), state=state.to_json(), look=look
-        )
+        place = schedule.name, schedule.rows_key
+        await self._write(*place, schedule=schedule, state=state, look=look)
 
     async def look_at(self, name: str, when: datetime) -> None:
         """Have workers look at a schedule then, if it is there, as the one whose turn it is."""
-        await self._write(name, look=when, token=self._turns.token)
+        await self._write(name, "", look=when, is_owner=True)
 
     async def _write(
-        self, name: str, *, schedule: str = "", state: str = "", look: datetime, token: str = ""
+        self,
+        name: str,
+        rows_key: str,
+        *,
+        schedule: Schedule | None = None,
+        state: ScheduleState | None = None,
+        look: datetime,
+        is_owner: bool = False,
     ) -> bool:
         keys = (self._all, self._states, self._ticks, self._turn + name)
-        given = (name, schedule, state, milliseconds(look), token)
+        texts = (one.to_json() if one else "" for one in (schedule, state))
+        token = self._turns.token if is_owner else ""
+        given = (name, *texts, milliseconds(look), token, rows_key)
         return bool(await run_script(self._connection, "schedule", keys, *given))
 
 

@@ -18,6 +18,7 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitState
 from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings, server_info
+from stepfleet.orchestrator.store.fleet.people import ask_figures
 from stepfleet.orchestrator.store.model_calls.circuits import Circuits, ServiceOutage
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
@@ -55,7 +56,8 @@ class FleetOverview(Record):
     the run that waits longest is overdue (0 when none is). `unserved` has the queues that no
     living worker serves and some need, each with the number of runs that wait for it; `troubles`
     what keeps all workers from their work, each with its fix; `paused`: the whole fleet is;
-    `outages` the services of models that are out; `limited` the limits for which most runs wait.
+    `outages` the services of models that are out; `limited` the limits for which most runs wait;
+    `waiting_for_people` counts calls that wait for an approval or an answer.
     """
 
     redis_version: str
@@ -69,6 +71,7 @@ class FleetOverview(Record):
     paused: bool = False
     outages: tuple[ServiceOutage, ...] = ()
     limited: tuple[LimitState, ...] = ()
+    waiting_for_people: int = 0
 
 
 class Need(Record):
@@ -166,6 +169,7 @@ async def overview(store: OpenStore) -> FleetOverview:
         paused=await is_paused(store),
         outages=tuple(await Circuits(store.connection, store.keys).outages()),
         limited=await LimitLines(store.connection, store.keys).longest(),
+        waiting_for_people=(await ask_figures(store)).count,
     )
 
 

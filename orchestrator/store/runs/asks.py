@@ -60,8 +60,8 @@ class Asks:
 
         Members of the index whose call waits no longer are removed from it.
         """
-        if not 1 <= limit <= MOST:
-            raise ConfigurationError(f"limit is {limit}; write a number from 1 to {MOST}")
+        if not isinstance(limit, int) or not 1 <= limit <= MOST:
+            raise ConfigurationError(f"limit is {limit!r}; write a number from 1 to {MOST}")
         place = _place(cursor) if cursor else None
         shards = [f"{self._keys.tag(n)}asks" for n in range(self._keys.shards)]
         first = f"{place[0]:.0f}" if place else "-inf"
@@ -97,9 +97,10 @@ class Asks:
         call = ToolCall(id=ask.call_id, name=ask.tool)
         at = decision.at or ask.since
         event = decided_event(waits.hint, waits.execution, call, decision, at)
-        return await self._calls.answer(
-            waits.hint, ask.key, Answer(decision=decision), ask.agent, Events([event])
-        )
+        answer = Answer(decision=decision)
+        reply = await self._calls.answer(waits.hint, ask.key, answer, ask.agent, Events([event]))
+        is_own = reply.first == answer.to_json()  # the reply to the first call was lost
+        return Arrived(applied=True) if is_own else reply
 
     async def _read(self, members: Sequence[_Place]) -> list[Waits]:
         calls = [call_at(member) for _, member in members]
@@ -163,8 +164,7 @@ def _pairs(reply: Sequence[str]) -> list[_Place]:
 
 
 def _place(cursor: str) -> _Place:
-    score, _, member = cursor.partition(" ")
-    try:
-        return float(score), member
-    except ValueError:
-        raise ConfigurationError("cursor is none that a page has given; leave it out") from None
+    score, _, member = str(cursor).partition(" ")
+    if not (score.isascii() and score.isdigit() and member):
+        raise ConfigurationError("cursor is none that a page has given; leave it out")
+    return float(score), member

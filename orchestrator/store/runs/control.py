@@ -28,6 +28,8 @@ from stepfleet.orchestrator.store.runs.steps import ending
 
 COST_FROM = "cost_from"
 """The step (from 0) from which a run's cost statistics count."""
+PAUSED_BY = "paused_by"
+"""The header's field of a run that was paused with the run that has started it: that run's id."""
 
 
 class ControlOutcome(StrEnum):
@@ -110,9 +112,11 @@ class Control:
         end = ending(StopReason.USER_REQUESTED, None, self._retention)
         return cancel_fields(cancelled_outcome(note).to_json(), note, end)
 
-    async def pause(self, run_id: str, request: str | None = None) -> ControlResult:
-        """Pause a run before its next tool or step."""
-        return await self._run("pause", run_id, request or new_request())
+    async def pause(
+        self, run_id: str, request: str | None = None, paused_with: str = ""
+    ) -> ControlResult:
+        """Pause a run before its next tool or step; it may be paused with another run."""
+        return await self._run("pause", run_id, request or new_request(), paused_with)
 
     async def resume(self, run: StoredRun, request: str | None = None) -> ControlResult:
         """Let a paused run go on."""

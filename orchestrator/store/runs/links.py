@@ -71,11 +71,25 @@ class Links:
         runs = await self._awaited(key, waiting or "", step)
         return Owed(calls, Want(reach), runs, seen)
 
-    async def started(self, run_id: str) -> tuple[str, ...]:
+    async def awaited(self, run_id: str) -> tuple[str, ...]:
         """Return the runs whose ends a run waits for now, since calls of its step are these."""
         key = self._keys.run(run_id)
         waiting, step = await self._connection.execute("HMGET", key, "waiting", "step")
         return await self._awaited(key, waiting or "", step)
+
+    async def started(self, run_id: str) -> tuple[str, ...]:
+        """Return the runs that calls of a run's open step have started, ended ones too."""
+        journal = f"{self._keys.run(run_id)}:journal"
+        names = await self._connection.execute("HKEYS", journal)
+        # What people are asked has such a key, too, which is no run's id.
+        names = sorted((one for one in names if one.startswith("k:")), key=lambda one: int(one[2:]))
+        if not names:
+            return ()
+        ids = [one for one in await self._connection.execute("HMGET", journal, *names) if one]
+        there = await self._connection.execute_all(
+            *(("EXISTS", self._keys.run(one)) for one in ids)
+        )
+        return tuple(one for one, exists in zip(ids, there, strict=True) if exists)
 
     async def _awaited(self, key: str, waiting: str, step: str) -> tuple[str, ...]:
         waits = [one for one in waits_in(waiting, step) if one.queue == Awaited.RUN]

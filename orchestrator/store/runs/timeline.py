@@ -39,7 +39,7 @@ MOST_NUMBERS = 10
 MOST_LOST = 50
 MOST_LOST_READ = 1_000
 _FOR = {
-    Awaited.RUN: "the end of the run that it has started",
+    Awaited.RUN: "the end of its sub-agent's run",
     Awaited.APPROVAL: "a person's approval",
     Awaited.PERSON: "a person's answer",
 }

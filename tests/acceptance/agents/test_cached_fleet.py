@@ -136,11 +136,11 @@ def test_only_whole_answers_are_kept_for_their_time_and_streamed_as_one_chunk(
     model.follow(rules)
     start_worker(env=ENV)
     with Fleet(redis_url) as fleet:
-        _keep_whole_answers(fleet, asking(fleet), model)
-        _stream(fleet, asking(fleet), model)
+        check_that_whole_answers_are_kept(fleet, asking(fleet), model)
+        check_that_a_kept_answer_is_one_chunk(fleet, asking(fleet), model)
 
 
-def _keep_whole_answers(fleet: Fleet, ask: Ask, model: ModelServer) -> None:
+def check_that_whole_answers_are_kept(fleet: Fleet, ask: Ask, model: ModelServer) -> None:
     streamed = {"settings": {"stream": True}}
     for kind in (FaultKind.TRUNCATED_STREAM, FaultKind.SERVER_ERROR):
         model.fail(Fault(kind), key=f"the {kind}", turn=1)
@@ -161,7 +161,7 @@ def _keep_whole_answers(fleet: Fleet, ask: Ask, model: ModelServer) -> None:
     fleet.cache.clear()
 
 
-def _stream(fleet: Fleet, ask: Ask, model: ModelServer) -> None:
+def check_that_a_kept_answer_is_one_chunk(fleet: Fleet, ask: Ask, model: ModelServer) -> None:
     model.follow(lambda _: Reply("An old silent pond", piece=3, pause=0.02, usage=USED))
     assert ask("keen", "a poem").output == "An old silent pond"
     wait_until(lambda: ask("keen", "a poem").steps[0].cached, within=LONG, what="the entry")

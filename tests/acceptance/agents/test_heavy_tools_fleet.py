@@ -185,7 +185,7 @@ def test_a_tool_worker_that_stops_hands_its_call_to_another(
     assert [one.kind for one in result.lost_attempts] == ["interrupted"]
 
 
-def test_a_queue_that_nobody_serves_is_told_until_somebody_does(
+def test_a_queue_that_nobody_serves_is_reported_until_somebody_does(
     model: ModelServer, start_worker: Start, env: dict[str, str], tmp_path: Path, redis_url: str
 ) -> None:
     """By `doctor`, `status`, `explain` and `show`, with the queue and the command."""

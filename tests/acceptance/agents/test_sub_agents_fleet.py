@@ -216,7 +216,7 @@ def test_a_retry_uses_runs_that_completed_and_retries_the_others(
 def test_a_caller_whose_time_is_over_cancels_what_it_waits_for(
     model: ModelServer, start_worker: Start, env: dict[str, str], redis_url: str
 ) -> None:
-    """CONT-17, MULTI-07: nothing goes on that nobody waits for."""
+    """CONT-17, MULTI-07, COST-14: nothing goes on without a caller, and its cost counts."""
 
     def slow(request: RequestRecord) -> Reply:
         return Reply("late", latency=30.0) if request.key.startswith("check") else team(request)
@@ -229,6 +229,14 @@ def test_a_caller_whose_time_is_over_cancels_what_it_waits_for(
         assert result.stop_reason == "time_limit"
         codes = [one.error and one.error.code for one in result.steps[0].tool_calls]
         assert codes[:2] == ["TIMEOUT_ERROR", "TIMEOUT_ERROR"]
+        ends = [one.run for one in result.steps[0].tool_calls if one.run]
+        assert [one.agent for one in ends] == ["researcher", "researcher", "critic"]
+        assert [one.status for one in ends] == ["cancelled", "cancelled", "completed"]
+        children = fleet.runs.tree(run_id).below
+        assert [one.run.run_id for one in children] == [one.run_id for one in ends]
+        below = [fleet.runs.result(one.run_id).cost_usd for one in ends]
+        assert result.below_cost_usd == pytest.approx(sum(below))
+        assert result.below_cost_usd > 0
         wait_until(
             lambda: len(fleet.runs.page(status="cancelled").runs) == 4,
             within=LONG,

@@ -100,6 +100,23 @@ def test_one_command_runs_a_batch_without_key_or_network_and_leaves_nothing_behi
     stepfleet.until_all_ended(within=LONG)
 
 
+def test_the_commands_that_a_run_names_at_its_end_show_its_runs_and_short_results(
+    finished: Finished,
+) -> None:
+    stepfleet, done = finished
+    short = stepfleet(*named_after("Short: ", done)).stdout.splitlines()
+    assert {"id": "q0", "output": "answer to one"} in map(orjson.loads, short)
+    listed = stepfleet(*named_after("The ids: ", done)).stdout
+    assert all(one in listed for one in ("q0", "q1", "q2"))
+    assert "answer to one" in stepfleet("show", "q0").stdout
+
+
+def named_after(words: str, done: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the arguments of the command that a line of a run's notices names at its end."""
+    (line,) = (line for line in done.stderr.splitlines() if words in line)
+    return line.partition(f"{words}stepfleet ")[2].split()
+
+
 def test_the_private_folder_is_its_owners_only_and_hidden_from_git(finished: Finished) -> None:
     folder = finished[0].folder / ".stepfleet"
     assert folder.stat().st_mode & 0o077 == 0
@@ -271,7 +288,7 @@ def after_a_correction(stepfleet: CommandLine, *, left_open: int) -> list[str]:
     return resume.partition("stepfleet ")[2].split()
 
 
-def test_a_second_terminal_is_told_who_runs_the_file_and_writes_the_results(
+def test_a_second_terminal_learns_who_runs_the_file_and_writes_the_results(
     stepfleet: CommandLine,
 ) -> None:
     endless(stepfleet, "quick", "one")
@@ -295,6 +312,22 @@ def test_a_second_terminal_is_told_who_runs_the_file_and_writes_the_results(
         assert refused.returncode == 2
         assert f"--out out.jsonl: process {started.pid} is writing it" in refused.stderr
     assert ids(stepfleet) == ["q0", "q1"]
+
+
+def test_workers_that_cannot_load_their_agents_are_not_started_again(
+    stepfleet: CommandLine,
+) -> None:
+    agents = (stepfleet.folder / "agents.py").read_text()
+    here = (
+        "import sys\n\nif 'stepfleet.worker.app' in sys.modules:\n    raise OSError('no prices')\n"
+    )
+    stepfleet.write("agents.py", agents + here)
+    stepfleet.questions("fine")
+    done = stepfleet(*RUN)
+    assert done.returncode == 2
+    assert "worker-1 ended right after its start (ended with exit code 2)" in done.stderr
+    assert "OSError: no prices" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_what_failed_is_retried_by_the_command_that_was_advised(stepfleet: CommandLine) -> None:
@@ -390,7 +423,7 @@ def test_several_workers_share_a_batch(stepfleet: CommandLine) -> None:
     assert len(seen) == 2
 
 
-def test_an_agent_module_that_breaks_on_workers_only_is_told_with_the_end_of_their_log(
+def test_an_agent_module_that_breaks_on_workers_only_is_reported_with_the_end_of_their_log(
     stepfleet: CommandLine,
 ) -> None:
     stepfleet.questions("one")
@@ -488,7 +521,7 @@ def test_bad_input_is_one_message_and_nothing_is_submitted(
         assert orjson.loads(stepfleet("status", "--json").stdout)["batches"] == []
 
 
-def test_a_full_disk_is_told_and_what_was_done_is_not_lost(stepfleet: CommandLine) -> None:
+def test_a_full_disk_is_reported_and_what_was_done_is_not_lost(stepfleet: CommandLine) -> None:
     stepfleet.questions("one")
 
     done = stepfleet(*RUN, "--out", "/dev/full")
@@ -538,7 +571,7 @@ def test_a_redis_that_refuses_the_password_is_one_message_without_it(
     assert "wrong@" not in done.stderr
 
 
-def test_an_endpoint_where_nobody_listens_is_told_before_anything_is_submitted(
+def test_an_endpoint_where_nobody_listens_is_reported_before_anything_is_submitted(
     stepfleet: CommandLine,
 ) -> None:
     stepfleet.questions("one")

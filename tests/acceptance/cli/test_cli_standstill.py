@@ -95,10 +95,11 @@ def test_a_wait_names_the_agent_that_no_worker_has(
     with Fleet(server.url) as fleet, caplog.at_level(logging.WARNING):
         batch = fleet.submit_batch([{"input": "one"}], agent=Agent("nobodys", model="openai:x"))
         start_worker(server.url)
-        wait_until(lambda: any(one.alive for one in fleet.overview().workers), within=LONG, what="")
+        wait_until(lambda: any(one.alive for one in fleet.overview().workers), within=LONG)
         progress = batch.watch()
         wait_until(
             lambda: next(progress) and "has agent 'nobodys'" in caplog.text,
             within=LONG,
             what="the agent's name in the log",
         )
+        assert batch.progress().open == 1

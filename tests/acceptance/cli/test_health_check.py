@@ -59,7 +59,7 @@ def test_a_worker_that_answers_is_well_behind_sentinels_and_on_a_cluster(
         worker.end()
 
 
-def test_settings_that_name_no_broker_are_told() -> None:
+def test_settings_that_name_no_broker_are_reported() -> None:
     code, said = checked({"STEPFLEET_REDIS_URL": f"redis+cluster://127.0.0.1:{free_port()}"})
     assert code == 1
     assert "STEPFLEET_BROKER_URL" in said

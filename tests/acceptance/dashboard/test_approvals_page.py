@@ -105,3 +105,45 @@ def test_what_has_not_changed_stays_where_a_reader_is_about_to_press_it(
     page.keyboard.press("Escape")
     page = visitor.open("/runs/%")
     expect(page.locator("#content")).to_contain_text("there is no such resource")
+
+
+def hand_down(request: RequestRecord) -> Reply:
+    """Have the clerk do what `desk` is asked for; the clerk does what its own input says."""
+    if not request.key.startswith("desk "):
+        return rules(request)
+    if request.turn > 1:
+        return Reply("done")
+    return Reply("", tool_calls=(ToolCallReply("clerk", {"input": request.key[5:]}),))
+
+
+def test_the_page_of_a_run_has_those_below_it_and_decides_their_calls(
+    chromium: Browser,
+    site: Site,
+    fleet: Fleet,
+    model: ModelServer,
+    start_worker: Any,
+    effects: Path,
+    tmp_path: Path,
+) -> None:
+    """A run that waits for a run says for which person that one waits."""
+    module = tmp_path / "desk_agents.py"
+    desk = "desk = Agent('desk', model='openai:scripted', agents=[clerk], time_limit=None)"
+    module.write_text(f"{FILE.read_text(encoding='utf-8')}\n\n{desk}\n", encoding="utf-8")
+    model.follow(hand_down)
+    start_worker(env={"STEPFLEET_AGENTS": str(module), "EFFECTS": str(effects)})
+    top = fleet.submit("desk", "desk refund")
+    wait_until(lambda: len(list(fleet.approvals.all())) == 1, within=LONG / 1000, what="a call")
+
+    visitor = Visitor(chromium, site)
+    page = visitor.open(f"/runs/{top}")
+    card = page.get_by_label("Waits for a person: refund")
+    expect(card).to_contain_text("Below it clerk waits for a person")
+    expect(card).to_contain_text('"usd": 300')
+    below = page.get_by_role("region", name="Runs below").locator("tbody tr")
+    expect(below).to_contain_text("in progress")
+    assert visitor.barriers() == []
+    card.get_by_role("button", name="Approve").click()
+    page.locator("dialog[open] button[type=submit]").click()
+    assert fleet.runs.wait(top, timeout=LONG / 1000).output == "done"
+    expect(below).to_contain_text("completed")
+    expect(card).to_have_count(0)

@@ -1,22 +1,26 @@
 """Tabs that stay open while much happens: neither they nor Flower hold on to anything."""
 
 import os
+import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, CDPSession, Page, expect
 from support.browser import Visitor
+from support.deadlines import wait_until
 from support.servers.flower_site import Site, restart_flower, started_flower
 from support.servers.redis_servers import RedisServer
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import Agent, Batch, Fleet
+from stepfleet.orchestrator.store.batches.batches import run_id_of
 
 CHANGES = int(os.environ.get("FLOWER_CHANGES", "10000"))
 AT_ONCE = 50
+LONG = 60.0
 PAGES = ("/runs", "/batches", "/fleet")
 MEGABYTE = 2**20
 
@@ -54,6 +58,18 @@ def change(fleet: Fleet, agent: Agent, changes: int) -> Batch:
     return [cancelled(fleet, agent) for _ in range(changes // (4 * AT_ONCE))][-1]
 
 
+def shown(tabs: Sequence[Tab], newest: Batch) -> None:
+    """Wait until the tabs show the newest batch and its runs, and no tab changes any more."""
+    runs = "|".join(run_id_of(newest.id, row)[:8] for row in range(AT_ONCE))
+    expect(tabs[0].page.locator("table tbody tr").first).to_contain_text(re.compile(runs))
+    expect(tabs[1].page.locator("table tbody tr").first).to_contain_text(newest.id[:8])
+
+    def held() -> list[tuple[float, float]]:
+        return [(one["nodes"], one["listeners"]) for one in (tab.held() for tab in tabs)]
+
+    wait_until(lambda: held() == held(), within=LONG, what="tabs that rest")
+
+
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_tabs_that_stay_open_hold_on_to_nothing_also_over_restarts(
@@ -67,13 +83,10 @@ def test_tabs_that_stay_open_hold_on_to_nothing_also_over_restarts(
     visitor = Visitor(chromium, site)
     with Fleet(redis.url) as fleet:
         tabs: list[Any] = [Tab(visitor, path) for path in PAGES]
-        change(fleet, agent, max(CHANGES // 10, 800))
-        time.sleep(5)
+        shown(tabs, change(fleet, agent, max(CHANGES // 10, 800)))
         before = [tab.held() for tab in tabs]
         memory = flower.memory_info().rss
-        last = change(fleet, agent, CHANGES)
-        expect(tabs[1].page.locator("table tbody tr").first).to_contain_text(last.id[:8])
-        time.sleep(5)
+        shown(tabs, change(fleet, agent, CHANGES))
         after = [tab.held() for tab in tabs]
         grown = flower.memory_info().rss - memory
         for path, first, then in zip(PAGES, before, after, strict=True):
@@ -87,8 +100,7 @@ def test_tabs_that_stay_open_hold_on_to_nothing_also_over_restarts(
 
         redis.restart()
         restart_flower(commands, site, redis.url)
-        last = change(fleet, agent, 800)
-        expect(tabs[1].page.locator("table tbody tr").first).to_contain_text(last.id[:8])
+        shown(tabs, change(fleet, agent, 800))
         newest = fleet.submit(agent, "the newest")
         expect(tabs[0].page.locator("table tbody tr").first).to_contain_text(newest[:8])
         fleet.pause()

@@ -70,7 +70,7 @@ def test_the_samples_run_one_after_another(
     assert said == ["It is so.", "1 1", "It is so.", "2", "fork", "2 -1 False", "True result"]
 
 
-def test_the_presets_are_told_as_they_are() -> None:
+def test_the_presets_are_reported_as_they_are() -> None:
     """SER-02"""
     told = {
         cells[0]: cells[1:]

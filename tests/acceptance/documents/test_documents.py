@@ -107,7 +107,7 @@ def test_pages_that_are_run_elsewhere_are_executed_there(name: str) -> None:
 def test_fragments_are_python_all_the_same(name: str) -> None:
     for block in BLOCKS[name]:
         if block.is_fragment:
-            compile(block.text, f"{name}, line {block.line}", "exec")
+            assert compile(block.text, f"{name}, line {block.line}", "exec").co_code
 
 
 def test_the_keys_of_a_store_at_work_are_those_that_the_architecture_lists(

@@ -56,8 +56,8 @@ def until_size(app: Celery, worker: FleetWorker, *wanted: int) -> None:
     wait_until(lambda: size_of(app, worker) == wanted, within=LONG, what=f"{Size(*wanted)}")
 
 
-def ends(fleet: Fleet, model: ModelServer, run_ids: list[str]) -> None:
-    """Check that each run has its own answer, and was paid once."""
+def check_answers(fleet: Fleet, model: ModelServer, run_ids: list[str]) -> None:
+    """Each run has its own answer, and was paid once."""
     results = [fleet.runs.wait(run_id, timeout=LONG) for run_id in run_ids]
     assert [one.output for one in results] == [f"answer to q{n}" for n in range(len(run_ids))]
     assert sorted(one.key for one in model.requests) == sorted(f"q{n}" for n in range(len(run_ids)))
@@ -76,7 +76,7 @@ def test_autoscale_means_slots_and_a_busy_pool_grows_and_shrinks_without_losing_
         app.control.autoscale(3, 0, destination=[worker.name], reply=True, timeout=LONG)
         until_size(app, worker, 3, 9, 3)
         gate.opened.set()
-        ends(fleet, model, run_ids)
+        check_answers(fleet, model, run_ids)
         until_size(app, worker, 1, 0, 3)
 
 
@@ -92,5 +92,5 @@ def test_a_busy_pool_grows_and_shrinks_by_remote_control(
         app.control.pool_shrink(4, destination=[worker.name], reply=True, timeout=LONG)
         until_size(app, worker, 1, 5, 1)
         gate.opened.set()
-        ends(fleet, model, run_ids)
+        check_answers(fleet, model, run_ids)
         until_size(app, worker, 1, 0, 1)

@@ -83,7 +83,7 @@ def test_an_exception_that_cannot_be_pickled_fails_the_task_alone(
     assert app.send_task("toyapp.add", (1, 1)).get(timeout=LONG) == 2
 
 
-def test_a_retried_task_is_told_as_retried_and_runs_again(
+def test_a_retried_task_is_reported_as_retried_and_runs_again(
     app: Celery, worker: ToyWorker, events: Events
 ) -> None:
     result = app.send_task("toyapp.retry_once")
@@ -94,7 +94,7 @@ def test_a_retried_task_is_told_as_retried_and_runs_again(
     assert "task-retried" in events.of(result.id)
 
 
-def test_a_retry_raised_by_hand_is_told_as_retried(
+def test_a_retry_raised_by_hand_is_reported_as_retried(
     app: Celery, worker: ToyWorker, events: Events
 ) -> None:
     result = app.send_task("toyapp.raise_retry")
@@ -102,6 +102,7 @@ def test_a_retry_raised_by_hand_is_told_as_retried(
         lambda: events.of(result.id)[-1:] == ["task-retried"], within=LONG, what="the retry event"
     )
     wait_until(lambda: result.state == "RETRY", within=LONG, what="the state")
+    assert "task-failed" not in events.of(result.id)
 
 
 def test_an_ignored_task_is_acknowledged_without_a_result(
@@ -113,13 +114,14 @@ def test_an_ignored_task_is_acknowledged_without_a_result(
     assert result.state == "PENDING"
 
 
-def test_a_rejected_task_is_told_as_rejected(
+def test_a_rejected_task_is_reported_as_rejected(
     app: Celery, worker: ToyWorker, events: Events
 ) -> None:
     result = app.send_task("toyapp.reject")
     wait_until(
         lambda: "task-rejected" in events.of(result.id), within=LONG, what="the rejection event"
     )
+    assert "task-succeeded" not in events.of(result.id)
 
 
 def test_a_task_that_leaves_the_process_fails_and_the_worker_stays(

@@ -6,16 +6,19 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+from celery import Celery
 from support.deadlines import wait_until
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import Fleet
+from stepfleet.orchestrator import Agent, Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
 
 LONG = 60.0
 ROOM = {"STEPFLEET_MAX_ACTIVE_RUNS": "4", "STEPFLEET_LEASE": "2"}
-AGENT = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))["plain"]
+AGENTS = Path(__file__).parents[1] / "agent_modules"
+AGENT = load_agents(str(AGENTS / "agents.py"))["plain"]
 Start = Callable[..., FleetWorker]
 
 
@@ -53,3 +56,20 @@ def test_map_reduce_survives_the_death_of_the_worker_that_submits(
     asked = Counter(request.question for request in model.requests)
     assert len(asked) == 60 + 8 + 1
     assert total.wait(LONG).ok
+
+
+@pytest.mark.parametrize("pool", [(), ("-P", "prefork", "-c", "1")], ids=["asyncio", "prefork"])
+def test_workers_are_told_of_a_batch_that_follows_an_ended_one(
+    fleet: Fleet, start_worker: Start, redis_url: str, pool: tuple[str, ...]
+) -> None:
+    """MULTI-01: the worker looks only when it is told to, and none of its steps ends the batch."""
+    agent = Agent("plain", model="openai:scripted")
+    cancelled = fleet.submit_batch([{"input": f"Number {n}"} for n in range(3)], agent=agent)
+    assert cancelled.cancel() == 3
+    start_worker(options=pool, env={"STEPFLEET_AGENTS": str(AGENTS / "told_agents.py")})
+    with Celery(broker=redis_url, set_as_current=False) as app:  # a ready worker may not listen yet
+        wait_until(lambda: app.control.ping(timeout=1.0), within=LONG, what="an answer")
+    following = cancelled.then(agent)
+    refused = wait_until(lambda: following.progress().refused, within=LONG)
+    assert refused is not None
+    assert "was cancelled" in refused

@@ -199,7 +199,9 @@ async def test_structured_response_ends_the_run_with_typed_data(redis_url: str) 
     assert result.agent_steps()[-1] == FinalAnswer(answer=DEFAULT_TEXT, structured=CITY)
 
 
-async def test_data_that_does_not_fit_is_told_by_place_and_can_be_mended(redis_url: str) -> None:
+async def test_data_that_does_not_fit_is_reported_by_place_and_can_be_mended(
+    redis_url: str,
+) -> None:
     """ANS-09"""
     wrong = call(("structured_response", {"structured": {"name": "Oslo", "people": "many"}}))
     result, messages, _ = await ran(redis_url, wrong, DATA, output_type=City)

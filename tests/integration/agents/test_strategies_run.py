@@ -294,7 +294,7 @@ async def test_a_policy_that_retries_gives_a_failed_strategy_another_step(opened
     assert result.success
 
 
-async def test_an_unreadable_answer_is_told_to_the_model(opened: Opened) -> None:
+async def test_an_unreadable_answer_is_reported_to_the_model(opened: Opened) -> None:
     """STRAT-07: twice in a row; the answer in time counts."""
     script = (say("well..."), say('{"thought": '), obj(thought="x", answer="y", done=True))
     async with opened(*script, strategy="react") as (desk, hands, run_id):

@@ -168,7 +168,7 @@ async def test_a_line_is_found_in_its_batch_and_in_the_newest_one(
     for text in ("q9", "", "\udcff"):
         with pytest.raises(ConfigurationError, match="id"):
             await fleet.runs.find(text)
-    with pytest.raises(ConfigurationError, match="has no line"):
+    with pytest.raises(ConfigurationError, match=f"no line of batch {older.id} has the id 'q9'"):
         await fleet.runs.find("q9", older.id)
 
 

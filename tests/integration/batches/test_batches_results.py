@@ -239,6 +239,6 @@ async def test_runs_at_a_limit_are_retried_only_with_a_higher_one(
     assert (await batch.progress()).ok
 
 
-async def test_an_unknown_batch_is_told(fleet: AsyncFleet) -> None:
+async def test_an_unknown_batch_is_reported(fleet: AsyncFleet) -> None:
     with pytest.raises(ConfigurationError, match="no batch has the id 'x'"):
         await fleet.batches.get("x")

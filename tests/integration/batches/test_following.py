@@ -233,6 +233,7 @@ async def test_a_batch_that_waits_can_be_cancelled_and_paused(
 @pytest.mark.parametrize(
     ("options", "field"),
     [
+        ({"name": 5}, "name"),
         ({"page": 0}, "page"),
         ({"page": 1_001}, "page"),
         ({"page": True}, "page"),

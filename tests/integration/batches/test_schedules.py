@@ -45,6 +45,19 @@ async def test_two_at_once_make_one_schedule_with_its_own_lines(fleet: AsyncFlee
     assert len(await store.rows(view.schedule)) == view.schedule.rows == 3
 
 
+async def test_a_worker_that_found_no_schedule_removes_none_that_was_added_since(
+    fleet: AsyncFleet,
+) -> None:
+    await fleet.schedules.add("s", LINES, AGENT, cron="@daily")
+    store, _ = await opened(fleet)
+    await store.forget("s")
+    view = await store.get("s")
+    assert len(await store.rows(view.schedule)) == 3
+    await store.remove("s")
+    assert await fleet.schedules.all() == []
+    assert await store.rows(view.schedule) == []
+
+
 async def test_what_this_worker_cannot_read_stays_and_others_go_on(fleet: AsyncFleet) -> None:
     await fleet.schedules.add("broken", LINES, AGENT, cron="@daily")
     await fleet.schedules.add("good", LINES, AGENT, cron="@hourly")
@@ -80,9 +93,50 @@ async def test_a_removed_schedule_is_not_brought_back(fleet: AsyncFleet) -> None
     view, now = await store.get("s"), await store.now()
     await fleet.schedules.remove("s")
     await store.change(view.schedule, now)
-    await store.note("s", view.state, now)
+    assert not await store.note(view.schedule, view.state, now)
     assert await fleet.schedules.all() == []
     assert (await store.due())[0] == []
+
+
+async def test_a_schedule_that_is_added_again_has_nothing_of_the_one_before_it(
+    fleet: AsyncFleet,
+) -> None:
+    """The owner of the one before was about to note a tick, and a client to pause it."""
+    await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
+    owner, _ = await opened(fleet)
+    before, now = await owner.get("s"), await owner.now()
+    assert await owner.take("s")
+    await fleet.schedules.remove("s")
+    added = await fleet.schedules.add("s", LINES[:2], AGENT, cron="@daily")
+    ticked = before.state.model_copy(update={"submitted": 7, "last_tick": now})
+    assert not await owner.note(before.schedule, ticked, now)
+    await owner.look_at("s", now)
+    await owner.change(before.schedule.model_copy(update={"paused": True}), now)
+    assert not await owner.hold("s")
+    other, scheduling = await opened(fleet)
+    assert await other.get("s") == added
+    assert len(await other.rows(added.schedule)) == 2
+    client = await fleet._session.open()
+    rows = client.store.keys.of("sf:{schedules}:rows:*")
+    (kept,) = await client.store.connection.execute("KEYS", rows)
+    assert await client.store.connection.execute("TTL", kept) == -1
+    await make_due(other, "s", 25)
+    await scheduling.look("s")
+    assert (await other.get("s")).state.submitted == 1
+
+
+async def test_what_is_left_of_a_schedule_goes_and_one_that_is_there_stays(
+    fleet: AsyncFleet,
+) -> None:
+    await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
+    store, scheduling = await opened(fleet)
+    client = await fleet._session.open()
+    execute, key = client.store.connection.execute, client.store.keys.of(SCHEDULES)
+    await store.forget("s")
+    assert await store.is_there("s")
+    await execute("HDEL", key, "s")  # as a client does that dies while it removes it
+    await scheduling.look("s")
+    assert await store.due() == ([], None)
 
 
 async def test_ticks_that_are_left_out_are_counted_once(fleet: AsyncFleet) -> None:
@@ -109,6 +163,20 @@ async def test_what_is_of_one_batch_is_refused(fleet: AsyncFleet, field: str) ->
         await fleet.schedules.add("s", LINES, AGENT, cron="@daily", **options)
 
 
+async def test_a_word_for_paused_is_refused(fleet: AsyncFleet) -> None:
+    """A text as 'no' would otherwise be taken for what it does not say."""
+    options: dict[str, Any] = {"paused": "no"}
+    with pytest.raises(ConfigurationError, match="paused is 'no'; write True or False"):
+        await fleet.schedules.add("s", LINES, AGENT, cron="@daily", **options)
+    assert await fleet.schedules.all() == []
+
+
+@pytest.mark.parametrize("name", [5, "", "a b", "-s", "s" * 65])
+async def test_a_name_that_is_none_is_refused(fleet: AsyncFleet, name: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"name is .*; write 1 to 64"):
+        await fleet.schedules.add(name, LINES, AGENT, cron="@daily")
+
+
 async def test_an_owner_whose_turn_has_ended_can_do_no_harm(fleet: AsyncFleet) -> None:
     """It neither ends the turn of the next owner nor writes over what that one has noted."""
     await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
@@ -122,8 +190,8 @@ async def test_an_owner_whose_turn_has_ended_can_do_no_harm(fleet: AsyncFleet) -
     assert await slow.hold("s")
     await client.store.connection.execute("DEL", turn)  # as it ends by itself
     assert await quick.take("s")
-    assert await quick.note("s", view.state.model_copy(update={"submitted": 2}), now)
-    assert not await slow.note("s", view.state.model_copy(update={"submitted": 1}), now)
+    assert await quick.note(view.schedule, view.state.model_copy(update={"submitted": 2}), now)
+    assert not await slow.note(view.schedule, view.state.model_copy(update={"submitted": 1}), now)
     await slow.look_at("s", now + timedelta(days=1))
     assert not await slow.hold("s")
     await slow.release("s")

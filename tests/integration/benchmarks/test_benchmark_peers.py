@@ -47,7 +47,7 @@ def test_a_measurement_tells_speed_processor_time_and_memory(tmp_path: Path) -> 
     assert "stepfleet" in answer.stdout
 
 
-def test_a_peer_that_runs_out_of_time_is_told_with_how_far_it_came(tmp_path: Path) -> None:
+def test_a_peer_that_runs_out_of_time_is_reported_with_how_far_it_came(tmp_path: Path) -> None:
     file = tmp_path / "peers.json"
     size = ("--concurrency", "4", "--steps", "500", "--latency", "0.2")
 

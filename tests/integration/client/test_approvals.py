@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -82,7 +82,7 @@ async def test_calls_that_wait_later_are_not_decided(fleet: AsyncFleet, redis_ur
 
 
 async def test_metrics_and_doctor_count_what_waits(fleet: AsyncFleet, redis_url: str) -> None:
-    """Also a call of a cancelled run, until somebody looks."""
+    """Calls of a cancelled run wait for nobody."""
     agent = clerk(call(("pay", {"usd": 1}), ("pay", {"usd": 2})), say("done"), time_limit=300)
     store = (await fleet._session.open()).store
 
@@ -103,7 +103,6 @@ async def test_metrics_and_doctor_count_what_waits(fleet: AsyncFleet, redis_url:
     assert "4 calls wait for people, the first since" in check.found
     await fleet.decide(first, call=1)
     await fleet.runs.cancel(second)
-    assert (await fleet_figures(store)).waiting_for_people == 3
     (check,) = await found()
     assert "1 call waits for people, the first since" in check.found
     assert (await fleet_figures(store)).waiting_for_people == 1
@@ -155,7 +154,7 @@ async def test_a_question_is_answered_from_its_options_and_left_by_approvals(
         assert (await fleet.decide(agent="clerk", by="ada")).applied == 1
         (question,) = await waiting(fleet, 1)
         assert question.kind == "question"
-        with pytest.raises(ConfigurationError, match="none of the options: 1, 2"):
+        with pytest.raises(ConfigurationError, match=f"none of the options of run {run_id}: 1, 2"):
             await fleet.decide(run_id, answer="3")
         assert (await fleet.decide(run_id, answer="2", by="\ud800")).applied == 1
         result = await fleet.runs.wait(run_id, timeout=30)
@@ -187,3 +186,68 @@ async def test_events_of_requests_keep_arguments_to_themselves_by_default(
     (asked,) = (one["payload"] for one in events if one["type"] == "agent.approval.requested")
     assert "args_summary" in asked
     assert not {"args", "arguments"} & asked.keys()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"cursor": "x"}, "cursor is none"),
+        ({"cursor": "nan x"}, "cursor is none"),
+        ({"cursor": "5"}, "cursor is none"),
+        ({"limit": 0}, "limit is 0; write a number"),
+        ({"limit": "many"}, "limit is 'many'; write a number"),
+        ({"tool": 5}, "'tool' is no condition with text"),
+    ],
+)
+async def test_a_page_that_cannot_be_is_refused_by_its_field(
+    fleet: AsyncFleet, options: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        await fleet.approvals.page(**options)
+
+
+async def test_an_answer_that_one_of_the_questions_has_no_option_for_decides_nothing(
+    fleet: AsyncFleet, redis_url: str
+) -> None:
+    """Of two pages of questions, the last has other options."""
+    question = {"question": "which?", "options": ["1", "2"]}
+    agent = clerk(call(("ask_person", question)), say("done"))
+    teller = Agent(
+        "teller",
+        model=Script([call(("ask_person", {**question, "options": ["2", "3"]})), say("done")]),
+        tools=[ask_person],
+        time_limit=None,
+    )
+    ids = [await fleet.submit(agent, "pay") for _ in range(201)]
+    async with worked_on(redis_url, agent, *ids):
+        await waiting(fleet, 201)
+    last = await fleet.submit(teller, "pay")
+    async with worked_on(redis_url, teller, last):
+        await waiting(fleet, 202)
+    with pytest.raises(ConfigurationError, match=f"options of run {last}: 2, 3"):
+        await fleet.decide(tool="ask_person", answer="1")
+    await waiting(fleet, 202)
+    assert (await fleet.decide(tool="ask_person", answer="2")).applied == 202
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"run_id": 5}, "run_id is 5"),
+        ({"approve": "no"}, "approve is 'no'"),
+        ({"call": "0"}, "call is '0'"),
+        ({"call": True}, "call is True"),
+        ({"reason": 7}, "reason is 7"),
+        ({"answer": ["a"]}, "answer is"),
+        ({"by": b"ada"}, "by is"),
+        ({"before": 12}, "before is 12"),
+        ({"before": datetime(2026, 1, 1)}, "before has no time zone"),  # noqa: DTZ001 - the bad input
+        ({"approve": False, "answer": "green"}, "answer= and approve=False"),
+        ({"answer": "a" * 16_001}, "answer has 16,001 characters"),
+    ],
+)
+async def test_a_bad_decision_names_the_field(
+    fleet: AsyncFleet, options: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=field):
+        await fleet.decide(**{"tool": "pay", **options})

@@ -439,7 +439,7 @@ async def test_a_run_of_that_id_is_not_replaced(fleet: AsyncFleet, desk: Bench) 
     assert untimed(await fleet.history.checkpoint(run_id)) == untimed(kept)
 
 
-async def test_an_agent_that_no_worker_has_is_told(
+async def test_an_agent_that_no_worker_has_is_reported(
     fleet: AsyncFleet, desk: Bench, own_redis: Servers
 ) -> None:
     run_id = await standing("in_progress", fleet, desk)

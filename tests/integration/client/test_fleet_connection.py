@@ -22,14 +22,14 @@ async def refusal(url: str, error: type[Exception], **settings: object) -> str:
     return str(caught.value)
 
 
-async def test_a_dead_redis_is_told_within_seconds() -> None:
+async def test_a_dead_redis_is_reported_within_seconds() -> None:
     port = free_port()
     said = await refusal(f"redis://user:secret@127.0.0.1:{port}/0", StoreError)
     assert f"Redis at 127.0.0.1:{port} cannot be reached" in said
     assert "secret" not in said
 
 
-async def test_a_frozen_redis_is_told_within_seconds(
+async def test_a_frozen_redis_is_reported_within_seconds(
     own_redis: Callable[..., RedisServer],
 ) -> None:
     server = own_redis()
@@ -53,7 +53,7 @@ async def test_a_redis_that_starts_a_moment_later_is_waited_for(
 
 
 @pytest.mark.parametrize("user", ["", ":wrong@"])
-async def test_a_missing_or_wrong_password_is_told_with_the_fix(
+async def test_a_missing_or_wrong_password_is_reported_with_the_fix(
     own_redis: Callable[..., RedisServer], user: str
 ) -> None:
     server = own_redis(requirepass="right")
@@ -66,11 +66,11 @@ async def test_a_missing_or_wrong_password_is_told_with_the_fix(
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "localhost:6379", "redis://127.0.0.1:many/0"])
-async def test_an_address_that_is_none_is_told(url: str) -> None:
+async def test_an_address_that_is_none_is_reported(url: str) -> None:
     assert "is no usable address" in await refusal(url, ConfigurationError)
 
 
-async def test_an_address_that_asks_for_resp3_is_told_and_one_for_resp2_is_taken(
+async def test_an_address_that_asks_for_resp3_is_reported_and_one_for_resp2_is_taken(
     redis_url: str,
 ) -> None:
     assert "leave 'protocol' out" in await refusal(f"{redis_url}?protocol=3", ConfigurationError)
@@ -78,7 +78,9 @@ async def test_an_address_that_asks_for_resp3_is_told_and_one_for_resp2_is_taken
         await fleet.check()
 
 
-async def test_no_address_at_all_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_address_at_all_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("STEPFLEET_REDIS_URL", raising=False)
     with pytest.raises(ConfigurationError, match="no Redis is named"):

@@ -102,7 +102,7 @@ async def counters_are_exact(desk: Bench, run_ids: list[str]) -> None:
 
 
 @pytest.mark.parametrize("verb", VERBS)
-async def test_an_unknown_run_is_told(fleet: AsyncFleet, verb: str) -> None:
+async def test_an_unknown_run_is_reported(fleet: AsyncFleet, verb: str) -> None:
     with pytest.raises(ConfigurationError, match=f"no run has the id '{UNKNOWN}'"):
         await getattr(fleet.runs, verb)(UNKNOWN)
 
@@ -129,7 +129,7 @@ async def test_a_cancel_of_a_held_run_is_done_by_its_commit(fleet: AsyncFleet, d
     assert (await fleet.runs.result(run_id)).lifecycle is Lifecycle.IN_PROGRESS
 
 
-async def test_workers_are_told_at_once_of_the_cancel_of_a_held_run(
+async def test_workers_are_notified_at_once_of_the_cancel_of_a_held_run(
     redis_url: str, fleet: AsyncFleet, desk: Bench
 ) -> None:
     """The control command reaches whoever listens as Celery workers do."""
@@ -155,6 +155,36 @@ async def test_workers_are_told_at_once_of_the_cancel_of_a_held_run(
             await until(drained, within=60)
 
 
+async def test_workers_are_told_of_an_end_that_none_of_them_sees_where_a_batch_follows(
+    redis_url: str, fleet: AsyncFleet
+) -> None:
+    heard: list[str] = []
+    app = Celery("listener", broker=redis_url, set_as_current=False)
+    with app.connection_for_read() as connection:
+        node = app.control.mailbox.Node("w1@here", channel=connection.default_channel)
+
+        def stepfleet_interrupt_batch(state: object, batch_id: str) -> None:
+            heard.append(batch_id)
+
+        node.handlers["stepfleet_interrupt_batch"] = stepfleet_interrupt_batch
+        with node.listen(callback=node.handle_message):
+            await asyncio.to_thread(_drain, connection)  # subscribes
+            alone = await fleet.submit_batch([{"input": "a"}], AGENT)
+            await alone.cancel()  # told before its runs are, which may be in a worker's hands
+            followed = await fleet.submit_batch([{"input": "b"}], AGENT)
+            await followed.then(AGENT)
+            await followed.cancel()  # as before, and when it is over
+            await followed.then(AGENT, "Once more: {output}")
+            expected = [alone.id, *[followed.id] * 3]
+
+            async def drained() -> bool:
+                await asyncio.to_thread(_drain, connection)
+                return len(heard) >= len(expected)
+
+            await until(drained, within=60)
+            assert heard == expected
+
+
 def _drain(connection: object) -> None:
     with contextlib.suppress(TimeoutError):
         connection.drain_events(timeout=0.2)  # type: ignore[attr-defined]
@@ -168,7 +198,7 @@ async def test_an_unreachable_broker_does_not_fail_a_cancel(
         run_id = await desk.create()
         await desk.claim(run_id)
         assert (await fleet.runs.cancel(run_id)).outcome == "requested"
-    assert "could not be notified of a cancel at once" in caplog.text
+    assert "could not be notified at once" in caplog.text
 
 
 async def test_a_paused_run_is_not_worked_on_until_it_is_resumed(

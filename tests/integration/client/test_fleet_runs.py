@@ -117,7 +117,7 @@ async def test_a_run_id_of_ones_own_is_submitted_once(fleet: AsyncFleet, desk: B
         ({"input": "x", "agent": "nobody"}, "no agent is named 'nobody'"),
     ],
 )
-async def test_a_wrong_submission_is_told_and_leaves_nothing(
+async def test_a_wrong_submission_is_reported_and_leaves_nothing(
     fleet: AsyncFleet, desk: Bench, arguments: dict[str, Any], said: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:

@@ -93,7 +93,7 @@ async def test_a_run_that_has_not_ended_takes_no_message(
         (None, "x" * 1_048_577, "the limit is 1,048,576"),
     ],
 )
-async def test_a_message_that_cannot_be_sent_is_told(
+async def test_a_message_that_cannot_be_sent_is_reported(
     fleet: AsyncFleet, desk: Bench, run_id: str | None, text: str, said: str
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
@@ -135,7 +135,7 @@ async def test_messages_that_no_step_has_answered_yet_are_kept(
     assert said == ["hello", "second", "third"]
 
 
-async def test_of_two_messages_at_once_one_is_taken_and_the_other_is_told(
+async def test_of_two_messages_at_once_one_is_taken_and_the_other_is_reported(
     fleet: AsyncFleet, desk: Bench
 ) -> None:
     run_id = await ended("completed", fleet, desk)

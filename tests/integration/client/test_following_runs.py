@@ -134,7 +134,7 @@ async def test_a_run_is_consumed_step_by_step(redis_url: str, fleet: AsyncFleet)
     assert len(stored) == 2
 
 
-async def test_text_is_told_in_chunks_while_it_is_written(
+async def test_text_is_reported_in_chunks_while_it_is_written(
     redis_url: str, fleet: AsyncFleet
 ) -> None:
     """EVT-11, STRM-04, STRM-05: the first part is read while the model still writes."""

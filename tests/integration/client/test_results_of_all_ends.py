@@ -75,7 +75,7 @@ ENDS: dict[StopReason, Ended] = {
 
 
 @pytest.mark.parametrize("reason", list(StopReason))
-async def test_every_end_is_told_by_status_lifecycle_criterion_and_reason(
+async def test_every_end_is_reported_by_status_lifecycle_criterion_and_reason(
     redis_url: str, reason: StopReason
 ) -> None:
     """STATE-10, RUN-03, RUN-04, RUN-15, RUN-16, CONT-27, CONT-28: nine runs, read from Redis.

@@ -34,7 +34,7 @@ def requests_of(hands: Hands) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-async def test_each_state_is_told_by_the_log(redis_url: str, name: str) -> None:
+async def test_each_state_is_reported_by_the_log(redis_url: str, name: str) -> None:
     """CKPT-14: the state behind each step, rebuilt, is the one that was handed on."""
     config = {"max_steps": 20, **CONFIGS[name]}
     async with opened_run(redis_url, *answers(), tools=(look,), **config) as (desk, hands, run_id):

@@ -122,7 +122,7 @@ async def test_instructions_that_came_with_the_input_stay(fleet: AsyncFleet, des
     assert len(snapshot["messages"]) == 5
 
 
-async def test_an_unknown_run_is_told(fleet: AsyncFleet) -> None:
+async def test_an_unknown_run_is_reported(fleet: AsyncFleet) -> None:
     with pytest.raises(ConfigurationError, match="no run has the id"):
         await fleet.history.snapshot("00000000-0000-0000-0000-000000000000")
 

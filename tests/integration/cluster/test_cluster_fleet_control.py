@@ -9,5 +9,5 @@ __all__ = ["one_slot_scripts", "redis_url"]
 pytestmark = pytest.mark.long
 
 # These count messages in the store's own Redis, or read it without the store.
-ELSEWHERE = ("test_workers_are_told_at_once_of_the_cancel_of_a_held_run",)
+ELSEWHERE = ("test_workers_are_notified_at_once_of_the_cancel_of_a_held_run",)
 globals().update(borrowed("test_fleet_control", without=ELSEWHERE))

@@ -61,7 +61,7 @@ async def test_scripts_are_loaded_again_by_the_node_that_lost_them(
         for server in cluster.masters:
             cluster.ask(server, "SCRIPT", "FLUSH")
         for run_id in run_ids:
-            await desk.claim(run_id)
+            assert (await desk.claim(run_id)).run_id == run_id
 
 
 async def test_every_master_knows_the_scripts_of_a_step_before_the_first(

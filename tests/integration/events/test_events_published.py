@@ -161,7 +161,7 @@ async def test_every_envelope_and_payload_has_its_form(redis_url: str) -> None:
     assert by_type["agent.step.started"][0]["available_tools"] == ["look"]
 
 
-async def test_the_trace_is_told_where_it_is_asked_for_and_nowhere_else(redis_url: str) -> None:
+async def test_the_trace_is_reported_where_it_is_asked_for_and_nowhere_else(redis_url: str) -> None:
     """EVT-09, EVT-23: off by default; evaluations with short names, whole arguments in debug."""
     answers = (call(("look", {"what": "x" * 600})), say("done"))
     async with opened_run(redis_url, *answers, tools=(look,)) as (desk, hands, run_id):
@@ -233,7 +233,7 @@ async def test_every_ending_tells_its_statuses_once(redis_url: str, reason: Stop
     assert last["last_response"] == result.output
 
 
-async def test_a_cancel_of_a_step_under_way_is_told_once(redis_url: str) -> None:
+async def test_a_cancel_of_a_step_under_way_is_reported_once(redis_url: str) -> None:
     """EVT-10: for the stop reason user_requested; the worker learns of it at its commit."""
     async with opened_run(redis_url) as (desk, _, run_id):
 
@@ -251,7 +251,7 @@ async def test_a_cancel_of_a_step_under_way_is_told_once(redis_url: str) -> None
     assert (last["step_count"], last["last_response"]) == (1, "done")
 
 
-async def test_pauses_and_cancels_while_nobody_works_are_told(desk: Bench) -> None:
+async def test_pauses_and_cancels_while_nobody_works_are_reported(desk: Bench) -> None:
     """EVT-10: paused, resumed and cancelled before the first step, each once."""
     run_id = await desk.create(parent="the parent")
     for _ in range(2):
@@ -272,7 +272,7 @@ async def test_pauses_and_cancels_while_nobody_works_are_told(desk: Bench) -> No
     assert {one["execution_id"] for one in events} == {f"{run_id}:1"}
 
 
-async def test_a_pause_at_a_commit_and_its_end_are_told(desk: Bench) -> None:
+async def test_a_pause_at_a_commit_and_its_end_are_reported(desk: Bench) -> None:
     """EVT-10: with what the run had come to."""
     run_id = await desk.create()
     first = await desk.claim(run_id)
@@ -290,7 +290,7 @@ async def test_a_pause_at_a_commit_and_its_end_are_told(desk: Bench) -> None:
     ]
 
 
-async def test_a_pause_that_a_lost_worker_leaves_behind_is_told(redis_url: str) -> None:
+async def test_a_pause_that_a_lost_worker_leaves_behind_is_reported(redis_url: str) -> None:
     """EVT-10: the next worker finds the pause and tells it."""
     async with opened_run(redis_url, say("done")) as (desk, _, run_id):
         await desk.claim(run_id)
@@ -311,7 +311,7 @@ async def test_a_run_whose_first_worker_is_lost_begins_once(redis_url: str) -> N
         assert await statuses(desk, run_id) == ["queued", "in_progress", "completed"]
 
 
-async def test_a_retry_and_a_further_turn_are_told_once(redis_url: str, desk: Bench) -> None:
+async def test_a_retry_and_a_further_turn_are_reported_once(redis_url: str, desk: Bench) -> None:
     """EVT-10: also where the first step had failed."""
     async with AsyncFleet(redis_url) as fleet:
         run_id = await fleet.submit(desk.agent, "hello")

@@ -70,7 +70,7 @@ async def test_a_client_publishes_through_kombus_own_transport(guarded: Sentinel
         (SERVICE, "wrong", "no Sentinel answers"),
     ],
 )
-async def test_what_the_sentinels_refuse_is_told_within_seconds(
+async def test_what_the_sentinels_refuse_is_reported_within_seconds(
     guarded: SentinelFleet, service: str, password: str, said: str
 ) -> None:
     fleet = AsyncFleet(url_of(guarded, service, password))
@@ -80,13 +80,13 @@ async def test_what_the_sentinels_refuse_is_told_within_seconds(
     assert f"{service} (Sentinel 127.0.0.1:" in str(caught.value)
 
 
-async def test_a_wrong_password_of_redis_is_told_with_the_fix(guarded: SentinelFleet) -> None:
+async def test_a_wrong_password_of_redis_is_reported_with_the_fix(guarded: SentinelFleet) -> None:
     fleet = AsyncFleet(url_of(guarded).replace("geheim", "falsch"))
     with pytest.raises(ConfigurationError, match="refuses the credentials"):
         await fleet.check()
 
 
-async def test_dead_sentinels_are_told_within_seconds() -> None:
+async def test_dead_sentinels_are_reported_within_seconds() -> None:
     fleet = AsyncFleet(f"sentinel://127.0.0.1:{free_port()},127.0.0.1:{free_port()}/{SERVICE}/0")
     with pytest.raises(StoreError, match="no Sentinel answers"):
         await fleet.check()

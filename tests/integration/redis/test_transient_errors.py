@@ -213,7 +213,7 @@ async def test_scripts_that_the_server_forgot_are_loaded_again(server: RedisServ
             assert client.script_exists(digest("create")) == [True]
 
 
-async def test_a_client_that_loses_patience_is_told_why_and_may_submit_again(
+async def test_a_client_that_loses_patience_learns_why_and_may_submit_again(
     server: RedisServer, proxy: TroubleProxy
 ) -> None:
     """The submission that failed may have been made: its key makes the second one the same."""
@@ -232,7 +232,7 @@ async def test_a_client_that_loses_patience_is_told_why_and_may_submit_again(
         assert (await fleet.overview()).active == 20
 
 
-async def test_a_client_of_a_full_redis_is_told_the_fix_and_can_still_read(
+async def test_a_client_of_a_full_redis_learns_the_fix_and_can_still_read(
     server: RedisServer,
 ) -> None:
     settings = load_settings(redis_url=server.url, patience=1)

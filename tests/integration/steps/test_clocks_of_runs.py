@@ -144,7 +144,7 @@ async def test_a_step_lasts_from_before_its_call_to_behind_its_tools(redis_url: 
     assert step.started_at <= step.tool_calls[0].timestamp
 
 
-async def test_a_step_of_75_seconds_is_told_as_75_000_milliseconds(redis_url: str) -> None:
+async def test_a_step_of_75_seconds_is_reported_as_75_000_milliseconds(redis_url: str) -> None:
     """TIME-11, TIME-12, trap F8: in the record, in the event and in the sum."""
     clock = Clock()
 

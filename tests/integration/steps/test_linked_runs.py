@@ -8,14 +8,19 @@ from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import call, say
 from support.runs.stored_runs import Bench, answered, bench, plain_agent
 
-from stepfleet.orchestrator import tool
+from stepfleet.orchestrator import Message, tool
+from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Refused, Want
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.calls.answers import Answer, Awaited, Decision, RunEnd
 from stepfleet.orchestrator.store.runs.asks import Asks
+from stepfleet.orchestrator.store.runs.control import PAUSED_BY
 from stepfleet.orchestrator.store.runs.links import Links
+from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.runs.trees import RunTrees
+from stepfleet.worker.runtime.waiting.links import LinkedRuns
 
 YES = Answer(decision=Decision(approved=True, by="ada", text="forty-two"))
 NO = Answer(decision=Decision(approved=False, by="bob", reason="too dear"))
@@ -41,12 +46,41 @@ def melt(what: str) -> str:
 
 MELT = (call(("melt", {"what": "steel"})), say("done"))
 ASK = (call(("ask", {"question": "how many?"})), say("done"))
+MIXED = (
+    call(
+        ("research", {"topic": "a"}), ("ask", {"question": "which?"}), ("research", {"topic": "b"})
+    ),
+    say("done"),
+)
 RESEARCH = (call(("research", {"topic": "a"}), ("research", {"topic": "b"})), say("done"))
 
 
 async def key_of(desk: Bench, run_id: str, index: int) -> str:
     """Return what the waiting call waits for."""
     return (await journal(desk, run_id))[f"k:{index}"]
+
+
+async def start(desk: Bench, run_id: str, index: int) -> str:
+    """Start the run that the waiting call is, as its attendant does."""
+    child = await key_of(desk, run_id, index)
+    run = NewRun(
+        run_id=child,
+        agent=desk.agent.name,
+        config=await desk.opened.configs.save(desk.agent.config),
+        messages=(Message.user("look"),),
+        max_steps=desk.agent.config.max_steps,
+        parent=run_id,
+        returns_to=ToolHint(run_id, 0, index),
+    )
+    assert await desk.submission.create(run)
+    return child
+
+
+async def retry(desk: Bench, run_id: str) -> None:
+    """Retry a run as a client does."""
+    stored = await desk.stored(run_id)
+    now = stored.state.info.updated_at
+    await desk.control.retry(stored, revise(stored.state, stored.log, stored.overrides, now))
 
 
 async def asks(desk: Bench, run_id: str) -> list[str]:
@@ -115,9 +149,9 @@ async def test_calls_of_a_cancelled_run_wait_for_nobody(opened: Opened) -> None:
         waiting = Asks(desk.opened.connection, desk.opened.keys, desk.steps.calls)
         assert len((await waiting.page(5, None))[0]) == 1
         await desk.control.cancel_unread(run_id, "no more")
+        assert await asks(desk, run_id) == []  # metrics and alerts count what is in the index
         assert await waiting.page(5, None) == ([], None)
         assert await waiting.of_run(run_id) == []
-        assert await asks(desk, run_id) == []
 
 
 async def test_calls_for_runs_join_once_and_are_dispatched_at_once(opened: Opened) -> None:
@@ -143,6 +177,80 @@ async def test_calls_for_runs_join_once_and_are_dispatched_at_once(opened: Opene
     assert records[0].error is not None
     assert records[0].error.code == "RUN_FAILED"
     assert records[1].result == "found\n[3 more characters: see run child]"
+
+
+async def test_a_retried_run_asks_again_for_what_did_not_complete(opened: Opened) -> None:
+    """It was cancelled before it read its answers: those of completed runs alone are kept."""
+    async with opened(*RESEARCH, tools=(research,), parallel_tool_execution=True) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.step(run_id, 0)
+        for index, status in enumerate(("completed", "cancelled")):
+            end = RunEnd(run_id="child", agent="researcher", status=status, output='"status"')
+            key = await key_of(desk, run_id, index)
+            await desk.steps.calls.answer(ToolHint(run_id, 0, index), key, Answer(run=end))
+        await desk.control.cancel_unread(run_id, "by mistake")
+        await retry(desk, run_id)
+        kept = await journal(desk, run_id)
+        assert ("a:0" in kept, "a:1" in kept) == (True, False)
+        report = await hands.step(run_id, 0)
+        assert report.verdict is not None
+        assert report.verdict.move is Move.WAIT
+        links = Links(desk.opened.connection, desk.opened.keys)
+        assert await links.awaited(run_id) == (kept["k:1"],)
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+async def test_a_run_that_ended_with_its_caller_goes_on_with_it(
+    opened: Opened, goes_on: bool
+) -> None:
+    """The caller was retried before the end, that of the cancel, had reached it."""
+    async with opened(*RESEARCH, tools=(research,), parallel_tool_execution=True) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        linked = LinkedRuns(desk.opened, desk.steps)
+        await hands.step(run_id, 0)
+        child = await start(desk, run_id, 1)
+        await desk.control.cancel_unread(run_id, "by mistake")
+        await linked.settle(run_id)
+        assert (await desk.header(child))["status"] == "cancelled"
+        if goes_on:
+            await retry(desk, run_id)
+            await hands.step(run_id, 0)
+        await linked.settle(child)
+        header = await desk.header(child)
+        assert header["status"] == ("in_progress" if goes_on else "cancelled")
+        assert header["returns"] == ("1" if goes_on else "")
+        assert "a:1" not in await journal(desk, run_id)
+        if goes_on:
+            await desk.control.cancel_unread(child, "not this one")
+            await linked.settle(child)
+            answer = Answer.from_json((await journal(desk, run_id))["a:1"])
+            assert answer.run is not None
+            assert answer.run.status == "cancelled"
+
+
+async def test_a_tree_has_the_runs_of_an_open_step_that_have_ended(opened: Opened) -> None:
+    async with opened(*MIXED, tools=(research, ask), parallel_tool_execution=True) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        linked = LinkedRuns(desk.opened, desk.steps)
+        await hands.step(run_id, 0)
+        children = [await start(desk, run_id, index) for index in (0, 2)]
+        await desk.control.cancel_unread(children[0], "not this one")
+        await linked.settle(children[0])
+        trees = RunTrees(desk.opened.connection, desk.opened.keys)
+        tree = await trees.read(run_id, 200)
+        assert [one.run.run_id for one in tree.below] == children
+        assert tree.left_out == 0
+        small = await trees.read(run_id, 1)
+        assert ([one.run.run_id for one in small.below], small.left_out) == (children[:1], 1)
 
 
 @pytest.mark.parametrize("how", ["completed", "cancelled"])
@@ -201,6 +309,28 @@ async def test_a_request_to_a_waiting_run_reaches_the_runs_it_has_started(opened
         assert await desk.due(run_id) is None
 
 
+async def test_a_held_run_that_is_cancelled_reaches_the_runs_it_waits_for(opened: Opened) -> None:
+    """Its patience is over, so a worker holds its step again."""
+    async with opened(*RESEARCH, tools=(research,), parallel_tool_execution=True) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        links = Links(desk.opened.connection, desk.opened.keys)
+        await hands.step(run_id, 0)
+        keys = {await key_of(desk, run_id, index) for index in range(2)}
+        name = desk.opened.keys.run(run_id)
+        await desk.opened.connection.execute("HSET", name, "not_before", "1")
+        claim = await desk.claim(run_id)
+        await desk.control.cancel_unread(run_id, "no more")
+        claim = await desk.claim(run_id, token=claim.token)
+        span = Span(claim.now, 0.1)
+        committed = await desk.commit(claim, Interrupted(span, Interruption.CANCELLED))
+        assert committed.status == "cancelled"
+        owed = await links.owed(run_id)
+    assert (owed.request, set(owed.runs)) == (Want.CANCEL, keys)
+
+
 async def test_who_looked_after_an_approved_call_does_not_put_it_off(opened: Opened) -> None:
     async with opened(*MELT, tools=(melt,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
@@ -236,3 +366,42 @@ async def test_a_run_that_went_on_is_not_settled_for_its_end_before(redis_url: s
         assert owed.calls == (waits,)
         assert await links.settled(run_id, owed) == 0
         assert await desk.due(run_id) is None
+
+
+async def test_a_run_that_is_paused_with_another_one_says_so_until_it_goes_on(
+    redis_url: str,
+) -> None:
+    async with bench(redis_url, plain_agent(), lease=600, grace=60) as desk:
+        run_id = await desk.create()
+
+        async def paused_by() -> str | None:
+            return (await desk.stored(run_id)).header.get(PAUSED_BY)
+
+        async def resume() -> None:
+            await desk.control.resume(await desk.stored(run_id))
+            assert await paused_by() is None
+
+        await desk.control.pause(run_id, paused_with="its caller")
+        await desk.control.pause(run_id)  # it rests already: that changes nothing
+        assert await paused_by() == "its caller"
+        await resume()
+        await desk.control.pause(run_id)
+        await desk.control.pause(run_id, paused_with="its caller")
+        assert await paused_by() is None
+        await resume()
+        await desk.control.pause(run_id, paused_with="its caller")
+        await desk.control.cancel_unread(run_id, "no more")
+        stored = await desk.stored(run_id)
+        await desk.control.retry(
+            stored, revise(stored.state, stored.log, stored.overrides, stored.state.info.updated_at)
+        )
+        await desk.control.pause(run_id)
+        assert await paused_by() is None
+        await resume()
+        await desk.claim(run_id)
+        await desk.control.pause(
+            run_id, paused_with="its caller"
+        )  # a worker holds it: it will rest
+        await desk.control.pause(run_id)
+        assert await paused_by() == "its caller"
+        await resume()

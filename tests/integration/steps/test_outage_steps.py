@@ -262,6 +262,7 @@ async def test_an_answer_does_not_wait_for_the_runs_that_its_circuit_wakes(
         monkeypatch.setattr(Circuits, "wake", slow)
         async with asyncio.timeout(5):
             await hands.breaker.answered(SERVICE)
+        assert not go_on.is_set(), "its runs are still being woken"
         go_on.set()
 
 

@@ -106,6 +106,21 @@ async def test_a_failed_run_before_it_ends_a_run_and_a_retry_waits_anew(
     assert await input_of(fleet, stops) == "good now"
 
 
+async def test_a_run_that_has_not_begun_cannot_be_forked_or_checkpointed(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """Its input has places where results will be: no model is to see these."""
+    first = await fleet.submit(AGENT, "a")
+    second = await fleet.submit(AGENT, "Got: {output}", after=first)
+    for refused in (fleet.history.fork(second), fleet.history.checkpoint(second)):
+        with pytest.raises(ConfigurationError, match=f"run {second} has not begun"):
+            await refused
+    await answer(desk, first, "A")
+    assert await look(desk, second)
+    assert await input_of(fleet, await fleet.history.fork(second)) == "Got: A"
+    assert (await fleet.history.checkpoint(second)).conversation_history[-1].text == "Got: A"
+
+
 async def test_a_run_that_is_retried_before_the_last_one_ends_counts_with_its_new_end(
     fleet: AsyncFleet, desk: Bench
 ) -> None:
@@ -284,6 +299,7 @@ async def test_bad_orders_of_lines_are_refused_with_line_and_field(
         ({"after": []}, "x", "'after' names 0 runs"),
         ({"after": [str(n) for n in range(1_001)]}, "x", "'after' names 1,001 runs"),
         ({"after": [None]}, "x", "'after' has None"),
+        ({"after": 5}, "x", "'after' has 5; name runs by their ids"),
         ({"after": {"a b}": "x"}}, "x", "'after' has the name"),
         ({"after": {"output": "x"}}, "x", "'after' has the name 'output'"),
         ({"after": "x", "after_failed": "skip"}, "x", "'after_failed' is 'skip'"),

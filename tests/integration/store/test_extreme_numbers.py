@@ -23,7 +23,7 @@ from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Facts
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.usage import MOST_TOKENS, bounded_cost, bounded_usage
+from stepfleet.orchestrator.records.usage import MOST_TOKENS, bounded_cost, bounded_usage, sum_usd
 from stepfleet.orchestrator.store.events.feeds import FeedPosition, Feeds
 from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.control import Control
@@ -237,6 +237,12 @@ def test_usage_and_costs_are_bounded_where_they_are_read(value: Any, usd: float)
     assert usage is not None
     assert all(type(n) is int and 0 <= n <= 2 * MOST_TOKENS for n in usage.to_dict().values())
     assert 0 <= bounded_cost(usd) < math.inf
+
+
+def test_costs_and_their_sums_are_billionths_without_errors_of_fractions() -> None:
+    assert bounded_cost(0.000052799999999999996) == 0.0000528
+    assert sum_usd(0.1, 0.2) == 0.3
+    assert sum_usd(*[0.0000001] * 7) == 0.0000007
 
 
 @pytest.mark.parametrize("count", [0, 7, MOST_TOKENS])

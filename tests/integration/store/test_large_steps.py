@@ -75,7 +75,7 @@ async def test_thousands_of_starts_and_results_are_journaled_at_once(desk: Bench
     assert await desk.opened.connection.execute("HLEN", key) == 2 * CALLS + 1
 
 
-async def test_the_status_of_a_run_with_a_large_state_is_told_without_reading_it(
+async def test_the_status_of_a_run_with_a_large_state_is_reported_without_reading_it(
     desk: Bench,
 ) -> None:
     run_id = await desk.create(metadata={f"k{n}": ["abc", n] for n in range(10_000)})

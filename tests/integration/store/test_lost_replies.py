@@ -7,19 +7,23 @@ from decimal import Decimal
 from uuid import uuid4
 
 import pytest
+from support.runs.opened_runs import opened_run
+from support.runs.scripted_steps import call
 from support.runs.stored_runs import Bench, answered, bench, failed, plain_agent
 from support.servers.redis_servers import RedisServer
 from support.servers.trouble_proxy import TroubleProxy, troubled
 
-from stepfleet.orchestrator import AsyncFleet, ErrorPolicy, Lifecycle
+from stepfleet.orchestrator import AsyncFleet, ConfigurationError, ErrorPolicy, Lifecycle
 from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys, lua
 from stepfleet.orchestrator.store.admission.calls import GRANTED, Request, settling
+from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.fleet.quarantine import entry, keep_aside
 from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.tools.builtin.people import ask_person
 from stepfleet.worker.runtime.admission.gate import Gate
 
 MODEL = "openai:m"
@@ -51,6 +55,8 @@ SCRIPTS = (
     "clear_traces",
     "aside",
     "adopt",
+    "add_schedule",
+    "answer",
 )
 
 
@@ -220,3 +226,26 @@ async def test_a_call_is_spent_once_though_the_reply_to_its_settlement_is_lost(
         (use,) = (one.budgets[0] for one in await gate.settings.use() if one.budgets)
         assert use.spent == Decimal(2)
         await gate.aclose()
+
+
+async def test_a_schedule_is_added_once_with_its_lines(
+    desk: Bench, fleet: AsyncFleet, proxy: TroubleProxy
+) -> None:
+    lines = [{"id": "a", "input": "x"}]
+    async with reply_lost(proxy, "add_schedule"):
+        added = await fleet.schedules.add("s", lines, AGENT, cron="@daily")
+    store = Schedules(desk.opened.connection, desk.opened.keys)
+    assert len(await store.rows(added.schedule)) == 1
+    with pytest.raises(ConfigurationError, match="is there"):
+        await fleet.schedules.add("s", lines, AGENT, cron="@daily")
+
+
+async def test_a_decision_is_the_callers_own(
+    redis_server: RedisServer, desk: Bench, fleet: AsyncFleet, proxy: TroubleProxy
+) -> None:
+    script = call(("ask_person", {"question": "how many?"}))
+    async with opened_run(redis_server.url, script, tools=(ask_person,)) as (_, hands, run_id):
+        await hands.step(run_id, 0)
+        async with reply_lost(proxy, "answer"):
+            decided = await fleet.decide(run_id, answer="two", by="ada")
+    assert (decided.applied, decided.late, decided.first) == (1, 0, None)

@@ -469,7 +469,9 @@ async def test_an_answer_that_middleware_refuses_is_asked_for_again(redis_url: s
         assert hands.calls == 3
 
 
-async def test_a_kept_answer_is_told_as_one_piece_where_text_is_streamed(redis_url: str) -> None:
+async def test_a_kept_answer_is_reported_as_one_piece_where_text_is_streamed(
+    redis_url: str,
+) -> None:
     """CACHE-04"""
     async with keeping(redis_url, talker(say("One piece."))) as hands:
         await hands.run()

@@ -465,5 +465,6 @@ def test_pauses_between_attempts_grow_to_half_a_minute() -> None:
 async def test_closing_does_not_wait_for_a_server_that_never_answers() -> None:
     silent = [sys.executable, "-c", "import sys; sys.stdin.read()"]
     sessions = Sessions([mcp_server("silent", command=silent, connect_timeout=600)])
-    async with asyncio.timeout(LONG):
+    async with asyncio.timeout(LONG) as limit:
         await sessions.aclose()
+    assert not limit.expired()

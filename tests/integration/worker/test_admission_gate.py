@@ -19,6 +19,7 @@ from stepfleet.orchestrator.store.admission.calls import (
     Request,
     refunding,
 )
+from stepfleet.orchestrator.store.records.codec import milliseconds
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
@@ -78,6 +79,16 @@ async def test_an_answer_that_comes_while_limits_are_read_waits_for_them(
     await gate.aclose()
 
 
+async def next_millisecond(desk: Bench) -> None:
+    """Wait for Redis's clock: that of places has milliseconds."""
+    began = milliseconds(await desk.runs.now())
+
+    async def has_come() -> bool:
+        return milliseconds(await desk.runs.now()) > began
+
+    await until(has_come, what="the next millisecond")
+
+
 @pytest.mark.parametrize("is_busy", [True, False])
 async def test_runs_of_a_lost_flow_ask_once_more_in_a_fleet_that_is_never_idle(
     desk: Bench, is_busy: bool
@@ -92,7 +103,7 @@ async def test_runs_of_a_lost_flow_ask_once_more_in_a_fleet_that_is_never_idle(
         assert await gate.call(one.operation("ask")) == WAITS
     execute = desk.opened.connection.execute
     assert await execute("DEL", f"sf:{{limits}}:flow:2{MODEL}\x1f\x1f{MODEL}") == 1
-    await asyncio.sleep(0.002)  # the clock of places has milliseconds
+    await next_millisecond(desk)
     waiting = [*lost, "other"]
     if is_busy:
         waiting.append("late")
@@ -100,7 +111,7 @@ async def test_runs_of_a_lost_flow_ask_once_more_in_a_fleet_that_is_never_idle(
     else:
         await gate.call(TICK)
     assert await gate.calls.lost_among([*waiting, "begun"]) == [*lost, "other"]
-    await asyncio.sleep(0.002)
+    await next_millisecond(desk)
     for one in (*lost.values(), other):
         assert await gate.call(one.operation("ask")) == WAITS
     assert await gate.calls.lost_among(waiting) == [], "once"
@@ -143,16 +154,21 @@ async def test_a_grant_is_renewed_while_its_step_is_held_here_and_no_longer(redi
         assert await gate.call(first.operation("try")) == GRANTED
         gate.use(first)
         with leases.hold(claim):
-            until = time.monotonic() + 3.0
-            while time.monotonic() < until:
+            ends = time.monotonic() + 3 * desk.opened.settings.lease
+
+            async def is_over() -> bool:
                 await ticker.turn()
-                await asyncio.sleep(0.05)
+                return time.monotonic() > ends
+
+            await until(is_over, within=60, what="the end of three leases")
             assert claim.run_id in gate.held
         before = await desk.queued()
-        async with asyncio.timeout(30):
-            while await desk.queued() == before:
-                await ticker.turn()
-                await asyncio.sleep(0.05)
+
+        async def is_dispatched() -> bool:
+            await ticker.turn()
+            return await desk.queued() != before
+
+        await until(is_dispatched, within=30, what="a hint of the step")
         assert claim.run_id not in gate.held
         await gate.aclose()
 

@@ -1,8 +1,7 @@
 """What steps take of the fleet's limits and budgets, by the store that admits them."""
 
-import asyncio
-
 from support.deadlines import until
+from support.runs.opened_runs import lease_runs_out
 from support.runs.stored_runs import Bench, bench
 
 from stepfleet.orchestrator import LLMResponse, ToolCall, UsageStats
@@ -65,13 +64,13 @@ async def test_a_call_whose_tools_are_tasks_of_their_own_is_charged_with_its_tok
 
 
 async def test_a_lost_call_of_a_run_that_waits_for_its_budget_has_a_price(redis_url: str) -> None:
-    async with bench(redis_url, lease=0.5) as desk:
+    async with bench(redis_url, lease=600) as desk:
         settings = Gate(desk.opened, "w0").settings
         await settings.change(TENANT, {"usd": 0.000001, "on_budget": "hold"})
         steps, gate = await opened(desk)
         run_id = await desk.create(tenant="acme")
         await desk.claim(run_id)  # a worker that is gone
-        await asyncio.sleep(0.7)
+        await lease_runs_out(desk, run_id)
         refusal = await steps.claim(StepHint(run_id, 0), desk.token())
         assert isinstance(refusal, Refusal)
         [lost] = (await desk.stored(run_id)).result().lost_attempts

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 from redis import Redis
 from support.protocol.call_model import WaitingModel
-from support.protocol.model import ENDED, SHARDS, Run, shard_of
+from support.protocol.model import ENDED, NEVER, SHARDS, Run, shard_of
 from support.runs.packed_records import plain_log, read
 
 from stepfleet.orchestrator.store.records.events import load_events
@@ -58,7 +58,8 @@ SHIFT = """
 for i = 2, #ARGV, 3 do
   local key = ARGV[i]
   for _, name in ipairs({ 'lease', 'not_before' }) do
-    if tonumber(redis.call('HGET', key, name)) > 0 then
+    local at = tonumber(redis.call('HGET', key, name))
+    if at > 0 and at ~= 32503680000000 then
       redis.call('HINCRBY', key, name, -ARGV[1])
     end
   end
@@ -269,7 +270,8 @@ def check_invariants(dump: Dump) -> None:
         assert (raw.due is not None) == needed, f"{run_id}: in due exactly while it is active"
         listed = [raw.header["stop_reason"] if raw.ended else raw.header["status"]]
         assert raw.lists == listed, f"{run_id}: in the lists {raw.lists}, not {listed}"
-        unanswered = raw.journal and "response" not in raw.journal
+        of_step = [name for name in raw.journal if name[:2] != "d:"]
+        unanswered = of_step and "response" not in raw.journal
         assert not unanswered, f"{run_id}: a tool started without a journaled response"
         assert not (raw.header["token"] and not active), f"{run_id}: held though not active"
         waits = not raw.header["token"] and raw.number("not_before") > 0
@@ -440,7 +442,9 @@ def _check_run(raw: Raw, run: Run, now: int, model_now: int) -> None:
         times.append(("lease", raw.number("lease"), run.lease))
     waits = raw.number("not_before") > 0
     assert run.due is None or waits == (run.not_before > 0), f"{run.run_id}: a wait"
-    if run.not_before and run.due is not None:
+    if run.not_before == NEVER:
+        assert raw.number("not_before") == NEVER, f"{run.run_id}: it may begin"
+    elif run.not_before and run.due is not None:
         times.append(("not_before", raw.number("not_before"), run.not_before))
     for index in run.awaited:
         call = run.calls[index]

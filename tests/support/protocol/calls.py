@@ -1,13 +1,15 @@
 """Tool workers under hypothesis: they take, keep, leave and deliver the calls of waiting runs."""
 
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 from support.protocol.call_model import CallHint, WaitingModel
 from support.protocol.model import GRACE, LEASE, Run
 from support.protocol.rig import Rig
+from support.protocol.worker import Worker
 
 from stepfleet.orchestrator import ToolCallRecord
 from stepfleet.orchestrator.protocol.claim import StepHint
@@ -43,17 +45,47 @@ def told_of(losses: Losses) -> list[tuple[str, str]]:
     return [(one.token, f"{one.how}{one.group or ''}") for one in losses.known]
 
 
-class CallRules(RuleBasedStateMachine):
-    """The operations of tool workers."""
+class Operations(RuleBasedStateMachine):
+    """What rules use of the machine that they are part of."""
 
     rig: Rig
     model: WaitingModel
     tokens: int
-    workers: list[Any]
-    makers: list[Maker]
+    workers: list[Worker]
 
-    def operation(self, name: str) -> Any:
-        raise NotImplementedError
+    if TYPE_CHECKING:
+
+        def operation(self, name: str) -> AbstractContextManager[None]: ...
+
+        def _run(self, pick: int) -> Run: ...
+
+        def _worker(self, pick: int) -> Worker: ...
+
+        def _deliver(self, *, keep: bool) -> Worker | None: ...
+
+        def _claim(self, run_id: str, step: int, token: str = "") -> Worker | None: ...
+
+        def _commit(self, worker: Worker, kind: str, size: int) -> None: ...
+
+        def note(self, worker: Worker, size: int) -> None: ...
+
+        def park(self, worker: Worker, kind: str, size: int) -> None: ...
+
+        def send(self, worker: Worker) -> None: ...
+
+        def comes_again(self, worker: Worker) -> None: ...
+
+        def ask(self, run: Run, word: str) -> None: ...
+
+        def clock_jumps(self, by: int) -> None: ...
+
+        def rescue(self, *, long_queue: bool) -> None: ...
+
+
+class CallRules(Operations):
+    """The operations of tool workers."""
+
+    makers: list[Maker]
 
     @precondition(lambda self: self.model.queue)
     @rule(
@@ -80,36 +112,6 @@ class CallRules(RuleBasedStateMachine):
             self.call_is_kept_by(maker)
         if maker and made == "delivered":
             self.call_is_delivered_by(maker, size)
-
-    def _deliver(self, *, keep: bool) -> Any:
-        raise NotImplementedError
-
-    def comes_again(self, worker: Any) -> None:
-        raise NotImplementedError
-
-    def _commit(self, worker: Any, kind: str, size: int) -> None:
-        raise NotImplementedError
-
-    def note(self, worker: Any, size: int) -> None:
-        raise NotImplementedError
-
-    def park(self, worker: Any, kind: str, size: int) -> None:
-        raise NotImplementedError
-
-    def ask(self, run: Run, word: str) -> None:
-        raise NotImplementedError
-
-    def _claim(self, run_id: str, step: int, token: str = "") -> Any:
-        raise NotImplementedError
-
-    def _worker(self, pick: int) -> Any:
-        raise NotImplementedError
-
-    def clock_jumps(self, by: int) -> None:
-        raise NotImplementedError
-
-    def rescue(self, *, long_queue: bool) -> None:
-        raise NotImplementedError
 
     @precondition(lambda self: self.model.pick(lambda run: run.is_waiting))
     @rule(pick=PICK, word=st.sampled_from(["pause", "pause", "cancel"]), size=SIZE)

@@ -2,15 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
+from hypothesis.stateful import precondition, rule
 from support.protocol.audit import BATCHES, check_upkeep
-from support.protocol.call_model import WaitingModel
+from support.protocol.calls import Operations
 from support.protocol.model import GRACE, LEASE, Run, shard_of
-from support.protocol.rig import Rig
-from support.protocol.worker import KINDS, Worker
+from support.protocol.worker import KINDS
 
 from stepfleet.orchestrator import StoredRun
 from stepfleet.orchestrator.protocol.revision import Revision, revise
@@ -21,42 +19,11 @@ SIZE = st.integers(1, 9)
 OFTEN = 48
 
 
-class ControlRules(RuleBasedStateMachine):
+class ControlRules(Operations):
     """The operations of those who steer runs."""
 
-    rig: Rig
-    model: WaitingModel
-    workers: list[Worker]
     seen: list[tuple[StoredRun, int]]
     asked: list[Callable[[], None]]
-    tokens: int
-
-    def operation(self, name: str) -> Any:
-        raise NotImplementedError
-
-    def _run(self, pick: int) -> Run:
-        raise NotImplementedError
-
-    def _commit(self, worker: Worker, kind: str, size: int) -> None:
-        raise NotImplementedError
-
-    def _deliver(self, *, keep: bool) -> Any:
-        raise NotImplementedError
-
-    def _claim(self, run_id: str, step: int, token: str = "") -> Any:
-        raise NotImplementedError
-
-    def note(self, worker: Worker, size: int) -> None:
-        raise NotImplementedError
-
-    def send(self, worker: Worker) -> None:
-        raise NotImplementedError
-
-    def clock_jumps(self, by: int) -> None:
-        raise NotImplementedError
-
-    def rescue(self, *, long_queue: bool) -> None:
-        raise NotImplementedError
 
     @precondition(lambda self: self.model.runs)
     @rule(pick=PICK, word=st.sampled_from(["cancel", "pause", "resume"]))

@@ -4,6 +4,7 @@ A worker that is lost in between is one whose next operation does not come, or c
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -37,7 +38,7 @@ STARTED = datetime(2026, 1, 1, tzinfo=UTC)
 PICK = st.integers(0, 63)
 SIZE = st.integers(1, 9)
 PLACE = st.sampled_from([RUN, RUN, RUN, APPROVAL, PERSON, "heavy"])
-CUT = st.sampled_from(["", "", "", "begun", "half"])
+CUT = st.sampled_from(["", "", "", "begun", "half", "page"])
 
 
 class LinkedMachine(ProtocolMachine):
@@ -322,19 +323,27 @@ class LinkedMachine(ProtocolMachine):
         """Settle what a run owes; `cut` says where the worker is lost, or stalls."""
         owed = self.rig.do(self.links.owed(run.run_id))
         owes = self.model.owed(run.run_id)
-        calls = frozenset((one.step, one.index, one.run_id) for one in owed.calls)
-        told = Owes(calls, owed.request or "", frozenset(owed.runs), owed.seen)
+        calls = sorted((one.step, one.index, one.run_id) for one in owed.calls)
+        told = Owes(frozenset(calls), owed.request or "", frozenset(owed.runs), owed.seen)
         assert told == owes, f"{run.run_id} owes {told}, expected {owes}"
         if cut == "begun":
             return
+        if cut == "page" and calls:
+            step, index, caller = calls[0]
+            owed = replace(owed, calls=(ToolHint(caller, step, index),))
+            owes = replace(owes, calls=frozenset(calls[:1]))
         for child in sorted(owes.runs & self.model.runs.keys()):
             self._control(self.model.runs[child], owes.request)
-        for step, index, caller in sorted(owes.calls):
-            self._answer(self.model.runs[caller], step, index, run.run_id, "end")
-        if cut:
+        for address in sorted(owes.calls):
+            self._tell(address, run)
+        if cut == "half":
             self.unsettled.append((run.run_id, owed, owes))
         else:
             self._settled(run.run_id, owed, owes)
+
+    def _tell(self, address: tuple[int, int, str], run: Run) -> None:
+        step, index, caller = address
+        self._answer(self.model.runs[caller], step, index, run.run_id, "end")
 
     def _settled(self, run_id: str, owed: Owed, owes: Owes) -> None:
         with self.operation("settled"):
@@ -488,7 +497,9 @@ class LinksAlone(LinkedMachine):
     """The same without most of what has no part in links: more of these in each example."""
 
 
-def _plain(operation: Callable[..., Any]) -> Callable[..., Any]:
+def plain(operation: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an operation as a method that is no rule."""
+
     def done(self: Any, *args: Any, **given: Any) -> Any:
         return operation(self, *args, **given)
 
@@ -507,4 +518,4 @@ for _name in (
     *("retry_what_was_seen", "retry_comes_behind_another_end", "control_while_it_is_held"),
     *("call_is_kept", "call_is_left", "call_is_taken_again", "waiting_run_is_asked", "control"),
 ):
-    setattr(LinksAlone, _name, _plain(getattr(LinkedMachine, _name)))
+    setattr(LinksAlone, _name, plain(getattr(LinkedMachine, _name)))

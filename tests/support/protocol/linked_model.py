@@ -6,7 +6,7 @@ Written from the design, not from the scripts; shares no code with the product a
 from dataclasses import dataclass
 
 from support.protocol.call_model import PATIENCE, Park, WaitingModel
-from support.protocol.model import GRACE, MOST_DOUBLINGS, Call, Hint, Run
+from support.protocol.model import GRACE, MOST_DOUBLINGS, Call, Decision, Hint, Run
 
 RUN, APPROVAL, PERSON = "@run", "@approval", "@person"
 BY_PEOPLE = frozenset({APPROVAL, PERSON})
@@ -158,14 +158,20 @@ class LinkedModel(WaitingModel):
         super()._pause(run)
         self._reach(run, "pause")
 
-    def _abandon(self, run: Run, *, lost: bool) -> None:
-        super()._abandon(run, lost=lost)
-        self._reach(run, "cancel")
-
     def _end(self, run: Run, reason: str) -> None:
         super()._end(run, reason)
         if run.returns:
             run.due = self.now
+        self._reach(run, "cancel")
+        self._drop_asks(run)
+
+    def _follow(self, run: Run, decision: Decision) -> None:
+        if decision.step:
+            self._drop_asks(run)
+        super()._follow(run, decision)
+
+    def _drop_asks(self, run: Run) -> None:
+        self.asks -= {one for one in self.asks if one[0] == run.run_id}
 
     def _reach(self, run: Run, word: str) -> None:
         if any(run.calls[one].place == RUN for one in run.awaited):

@@ -177,11 +177,13 @@ class ProtocolMachine(CallRules, ControlRules):
             self.tokens += 1
             token = f"<{self.tokens}>"
         with self.operation("claim"):
+            owes = self._owes_at_claim(run_id)
             expected = self.model.claim(run_id, step, token)
             reply = self.rig.do(self.rig.bench.steps.claim(StepHint(run_id, step), token))
             word = "claimed" if isinstance(reply, Claim) else reply.why.value
             assert word == expected, f"claim of {run_id}:{step}: {word}, expected {expected}"
             if not isinstance(reply, Claim):
+                assert reply.owes == (word in owes), f"claim of {run_id}: {reply}"
                 return None
             run = self.model.runs[run_id]
             stored = (reply.crashes, reply.attempts, reply.limited, reply.state.step_count)
@@ -195,6 +197,15 @@ class ProtocolMachine(CallRules, ControlRules):
             if run.want == "cancel":
                 self.workers[-1].hears_of_cancel()
         return self.workers[-1]
+
+    def _owes_at_claim(self, run_id: str) -> set[str]:
+        """Return the refusals that would tell a worker now to look after other runs."""
+        run = self.model.runs.get(run_id)
+        if run is None:
+            return set()
+        told = {"ended"} if run.ended and (run.returns or run.reach) else set()
+        told |= {"paused"} if run.status == "paused" and run.reach else set()
+        return told | ({"early"} if run.after else set())
 
     # ------------------------------------------------------------------- journal and commit
 
@@ -261,12 +272,16 @@ class ProtocolMachine(CallRules, ControlRules):
         assert worker.sent is not None
         verdict, events, decision = worker.sent
         claim = worker.claim
+        run = self.model.runs[claim.run_id]
+        repeated = worker.token in {run.last_token, *run.committed}
         with self.operation("commit hold" if decision.hold else f"commit {decision.move}"):
             expected = self._expected(worker, verdict, decision)
             reply = self.rig.do(self.rig.bench.steps.commit(claim, verdict, events))
             word = "committed" if reply.applied else "wanted" if reply.wanted else "lost"
             told = (word, reply.wanted or reply.status)
             assert told == expected, f"commit of {claim.run_id}:{claim.step}: {told}, {expected}"
+            owes = word == "committed" and not repeated and run.ended and run.returns
+            assert reply.owes == owes, f"commit of {claim.run_id}:{claim.step} tells {reply}"
         if reply.wanted:
             worker.sent = None
             worker.hears_of_cancel()

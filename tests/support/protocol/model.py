@@ -16,6 +16,7 @@ REMEMBERED = 8
 SHARDS = 2
 MOST_DOUBLINGS, IDLE_DOUBLINGS = 7, 2
 PUT_OFF = 10_000_000_000_000
+NEVER = 32_503_680_000_000  # no clock of an example comes near it
 AGAIN, MOST_AGAIN = 600_000, 1
 
 STATUS_OF = {
@@ -92,7 +93,11 @@ class Call:
 
 @dataclass
 class Run:
-    """One run. `due` is None while nothing needs to look at it."""
+    """One run. `due` is None while nothing needs to look at it.
+
+    `after` has the runs whose ends it waits for before it begins, `following` those of them that
+    owe it their ends, since somebody has asked for these; `stops`: it ends if one has failed.
+    """
 
     run_id: str
     batch: str
@@ -131,6 +136,9 @@ class Run:
     followers: set[tuple[int, int, str]] = field(default_factory=set)
     returns: bool = False
     reach: str = ""
+    after: tuple[str, ...] = ()
+    following: set[str] = field(default_factory=set)
+    stops: bool = False
 
     @property
     def awaited(self) -> tuple[int, ...]:

@@ -66,6 +66,14 @@ class RabbitServer:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait(timeout=60)
+        self._processes.clear()
+
+    def restart(self, *, empty: bool = False) -> None:
+        """Kill it, and start it with the same port, and its data unless that is to be lost."""
+        self.end()
+        if empty:
+            shutil.rmtree(self._folder / "data")
+        self.start()
 
     def _begin(self, command: list[str], env: dict[str, str], out: int) -> None:
         process = subprocess.Popen(

@@ -144,7 +144,7 @@ def test_a_limit_is_switched_off_by_none() -> None:
         (lambda: AgentBuilder("clerk"), "field 'model' is missing"),
     ],
 )
-def test_what_is_wrong_is_told_when_the_agent_is_built(
+def test_what_is_wrong_is_reported_when_the_agent_is_built(
     wrong: Callable[[], AgentBuilder], said: str
 ) -> None:
     """CONF-04"""
@@ -156,7 +156,7 @@ def test_what_is_wrong_is_told_when_the_agent_is_built(
     ("field", "value"),
     [("max_steps", -1), ("tool_choice", "lok"), ("answer_mode", "native"), ("model", "")],
 )
-def test_what_is_wrong_with_a_run_is_told_when_it_is_submitted(field: str, value: Any) -> None:
+def test_what_is_wrong_with_a_run_is_reported_when_it_is_submitted(field: str, value: Any) -> None:
     """CONF-04: by the check that every submission makes."""
     with pytest.raises(ConfigurationError, match=field):
         stored_overrides(BASE.build().config, {field: value})
@@ -195,7 +195,7 @@ def test_an_agent_has_its_usual_settings_by_default() -> None:
         ({"memory": {"summary_model": "small", "summarize_after": 9}}, "'summary_model': 'small'"),
     ],
 )
-def test_a_slip_is_told_with_what_may_be_meant(fields: dict[str, Any], told: str) -> None:
+def test_a_slip_is_reported_with_what_may_be_meant(fields: dict[str, Any], told: str) -> None:
     """CONF-04: where the agent is made, and not in a run."""
     with pytest.raises(ConfigurationError, match=told):
         Agent("clerk", **{"model": "openai:m", **fields})

@@ -140,7 +140,7 @@ def test_the_environment_gives_text_json_and_none() -> None:
         ("[agents", "no TOML"),
     ],
 )
-def test_what_is_wrong_in_a_file_is_told_with_the_file(
+def test_what_is_wrong_in_a_file_is_reported_with_the_file(
     tmp_path: Path, text: str, said: str
 ) -> None:
     """CONF-04"""
@@ -149,7 +149,7 @@ def test_what_is_wrong_in_a_file_is_told_with_the_file(
     assert "agents.toml" in str(raised.value)
 
 
-def test_a_file_or_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_file_or_a_table_that_is_not_there_is_reported(tmp_path: Path) -> None:
     """CONF-04"""
     with pytest.raises(ConfigurationError, match=r"none\.toml: No such file"):
         agents_of_file(tmp_path / "none.toml")
@@ -165,7 +165,7 @@ def test_a_file_or_a_table_that_is_not_there_is_told(tmp_path: Path) -> None:
         ("STEPFLEET_AGENT__A__FINISH_REASONS", "[length", "is no valid JSON"),
     ],
 )
-def test_what_is_wrong_in_the_environment_is_told_with_the_variable(
+def test_what_is_wrong_in_the_environment_is_reported_with_the_variable(
     variable: str, value: str, said: str
 ) -> None:
     """CONF-04"""

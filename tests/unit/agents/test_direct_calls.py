@@ -74,7 +74,7 @@ async def test_a_changed_configuration_is_that_of_one_object_alone() -> None:
     assert (shared.temperature, other.settings) == (0.5, shared)
 
 
-async def test_a_configuration_that_cannot_be_is_told_and_changes_nothing() -> None:
+async def test_a_configuration_that_cannot_be_is_reported_and_changes_nothing() -> None:
     """LLM-03, CONF-04"""
     model = LLMModel(Script([say("hi")]))
     with pytest.raises(ConfigurationError, match="'temperature'"):

@@ -77,28 +77,30 @@ def test_a_file_named_like_a_standard_module_does_not_replace_it(tmp_path: Path)
     assert json.loads("1") == 1
 
 
-def test_an_error_in_the_file_is_told_with_file_line_and_exception(tmp_path: Path) -> None:
+def test_an_error_in_the_file_is_reported_with_file_line_and_exception(tmp_path: Path) -> None:
     path = write(tmp_path, "broken.py", "x = 1\ny = undefined_name\n")
 
     with pytest.raises(ConfigurationError, match=r"broken\.py, line 2: NameError: name 'undefined"):
         load_agents(path)
 
 
-def test_an_error_in_a_module_is_told_with_file_line_and_exception(tmp_path: Path) -> None:
+def test_an_error_in_a_module_is_reported_with_file_line_and_exception(tmp_path: Path) -> None:
     write(tmp_path, "broken_module_here.py", "x = 1\n\nraise KeyError('a')\n")
 
     with pytest.raises(ConfigurationError, match=r"broken_module_here\.py, line 3: KeyError"):
         load_agents("broken_module_here")
 
 
-def test_a_syntax_error_is_told_with_its_line(tmp_path: Path) -> None:
+def test_a_syntax_error_is_reported_with_its_line(tmp_path: Path) -> None:
     path = write(tmp_path, "typo.py", "x = 1\ndef f(:\n")
 
     with pytest.raises(ConfigurationError, match=r"typo\.py, line 2: SyntaxError"):
         load_agents(path)
 
 
-def test_a_tool_without_type_hints_is_told_with_the_line_of_its_decorator(tmp_path: Path) -> None:
+def test_a_tool_without_type_hints_is_reported_with_the_line_of_its_decorator(
+    tmp_path: Path,
+) -> None:
     text = "from stepfleet.orchestrator.tools import tool\n\n@tool\ndef add(a, b):\n    'Add.'\n"
 
     with pytest.raises(ConfigurationError, match=r"tools_without\.py, line [34]: .*hint"):

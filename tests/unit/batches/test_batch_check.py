@@ -46,7 +46,7 @@ def refusal(*lines: Any, plan: Plan | None = None) -> str:
     return caught.value.message
 
 
-def test_all_bad_lines_are_told_with_number_field_and_count() -> None:
+def test_all_bad_lines_are_reported_with_number_field_and_count() -> None:
     said = refusal("fine", {"id": 1}, {"input": "x", "agent": "nobody"}, {"input": ""})
     assert "3 of 4 lines cannot be used, so nothing was submitted" in said
     assert "line 2: field 'input' is missing" in said

@@ -57,19 +57,19 @@ def test_objects_become_lines_also_text_and_messages() -> None:
         ]
 
 
-def test_an_object_without_json_form_is_told_by_its_number() -> None:
+def test_an_object_without_json_form_is_reported_by_its_number() -> None:
     with pytest.raises(ConfigurationError, match="line 2: is no JSON data"):
         open_input([{"input": "x"}, {"input": object()}])
 
 
-def test_a_missing_file_and_a_folder_are_told_by_name(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_reported_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nothing\.jsonl: No such file"):
         open_input(tmp_path / "nothing.jsonl")
     with pytest.raises(ConfigurationError, match="Is a directory"):
         open_input(tmp_path)
 
 
-def test_what_holds_no_lines_is_told_with_what_to_give() -> None:
+def test_what_holds_no_lines_is_reported_with_what_to_give() -> None:
     """CONF-04: an agent in the place of the lines."""
     with pytest.raises(ConfigurationError, match=r"'source' is 'Agent'; give a file's path"):
         open_input(Agent("clerk", model="openai:m"))  # type: ignore[arg-type]

@@ -89,7 +89,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_line_is_told_by_its_field(name: str) -> None:
+def test_a_bad_line_is_reported_by_its_field(name: str) -> None:
     data, said = BAD[name]
     with pytest.raises(ConfigurationError, match="field") as caught:
         parse_line(data)
@@ -108,7 +108,7 @@ def test_a_bad_line_is_told_by_its_field(name: str) -> None:
         (b"[" * 5000, "is not valid JSON"),
     ],
 )
-def test_a_line_that_is_no_object_is_told_with_its_column(raw: bytes, said: str) -> None:
+def test_a_line_that_is_no_object_is_reported_with_its_column(raw: bytes, said: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         read_object(raw)
     assert said in caught.value.message
@@ -188,7 +188,7 @@ BAD_REQUESTS = {
 
 
 @pytest.mark.parametrize("name", BAD_REQUESTS)
-def test_a_bad_openai_request_is_told_by_its_field(name: str) -> None:
+def test_a_bad_openai_request_is_reported_by_its_field(name: str) -> None:
     data, said = BAD_REQUESTS[name]
     with pytest.raises(ConfigurationError) as caught:
         parse_openai_line(data)

@@ -101,6 +101,6 @@ def test_a_cancelled_run_and_one_at_a_limit_without_text_are_errors() -> None:
     assert to_openai_line(ended(StopReason.TIME_LIMIT))["error"]["code"] == "time_limit"
 
 
-def test_an_active_run_is_told_as_not_finished() -> None:
+def test_an_active_run_is_reported_as_not_finished() -> None:
     active = ended(StopReason.COMPLETED).model_copy(update={"status": None})
     assert to_openai_line(active)["error"]["code"] == "not_finished"

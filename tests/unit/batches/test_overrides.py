@@ -63,7 +63,7 @@ def test_later_overrides_win_field_by_field_of_the_settings() -> None:
         ({"tool_choice": "jump"}, "field 'tool_choice': 'jump'"),
     ],
 )
-def test_a_wrong_override_is_told_by_its_field(given: dict[str, object], said: str) -> None:
+def test_a_wrong_override_is_reported_by_its_field(given: dict[str, object], said: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         stored_overrides(CONFIG, given)
     assert said in caught.value.message

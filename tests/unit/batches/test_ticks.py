@@ -71,11 +71,12 @@ def test_an_hour_that_does_not_exist_and_one_that_comes_twice() -> None:
         ("@every day", "UTC", 0, "@every 15m"),
         ("@every 400d", "UTC", 0, "@every 15m"),
         ("@often", "UTC", 0, "1 fields"),
+        (6, "UTC", 0, "cron is 6; write it as text"),
+        ("@daily", None, 0, "tz is None; write it as text"),
+        ("@daily", "UTC", "5m", "jitter is '5m'; write seconds"),
     ],
 )
-def test_what_never_ticks_is_refused_and_named(
-    cron: str, tz: str, jitter: float, named: str
-) -> None:
+def test_what_never_ticks_is_refused_and_named(cron: Any, tz: Any, jitter: Any, named: str) -> None:
     with pytest.raises(ConfigurationError, match=named):
         check_times(cron, tz, jitter, NOON)
 
@@ -106,6 +107,19 @@ def test_a_gap_of_years_costs_no_years_of_ticks() -> None:
     assert len(found.ticks) == MOST_MADE_UP
     assert found.ticks[-1] == years
     assert found.next_look == years + timedelta(minutes=1)
+
+
+def test_a_long_gap_whose_ticks_lie_together_is_over_with_its_newest_ones() -> None:
+    january = schedule("* * * 1 *", missed="all", created=datetime(2026, 1, 1, tzinfo=UTC))
+    found = due(january, None, datetime(2026, 2, 20, tzinfo=UTC))
+    assert len(found.ticks) == MOST_MADE_UP
+    assert tick_id(found.ticks[-1]) == "20260131T235900Z"
+    assert found.next_look == datetime(2027, 1, 1, tzinfo=UTC)
+
+
+def test_a_long_gap_is_over_also_where_ticks_wait_for_most_of_a_day() -> None:
+    shaken = schedule("* * * * *", jitter=86_400)
+    assert due(shaken, NOON, NOON + timedelta(days=20)).ticks
 
 
 def test_a_clock_that_was_set_back_ticks_no_tick_again() -> None:

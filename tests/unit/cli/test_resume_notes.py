@@ -101,7 +101,7 @@ def test_a_results_file_has_one_writer_at_a_time_whatever_it_is_called(tmp_path:
 def test_a_device_and_no_file_at_all_need_no_lock() -> None:
     for out in (None, Path("/dev/null")):
         with only_writer(out), only_writer(out):
-            pass
+            assert not Path("/dev/.null.lock").exists()
 
 
 def test_a_lock_is_not_taken_through_somebody_elses_link(tmp_path: Path) -> None:

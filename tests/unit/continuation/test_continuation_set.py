@@ -222,7 +222,7 @@ def test_an_answer_that_is_none_or_cannot_be_stored_counts_as_a_failure(
     assert ContinuationOutcome.from_json(outcome.to_json()) == outcome
 
 
-def test_a_function_in_place_of_a_criterion_is_told_to_be_wrapped() -> None:
+def test_a_function_in_place_of_a_criterion_is_refused_with_the_fix() -> None:
     """CONT-26"""
     function: Callable[[AgentState], ContinuationDecision] = lambda _: ALLOW  # noqa: E731
     outcome = ContinuationCriteria(function).evaluate(STATE)  # type: ignore[arg-type]

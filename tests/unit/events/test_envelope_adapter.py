@@ -68,7 +68,7 @@ def payloads(events: list[Event], kind: EventType) -> list[dict[str, Any]]:
     return [one.payload for one in events if one.type is kind]
 
 
-def test_a_step_with_tools_is_told_in_the_order_in_which_it_happened() -> None:
+def test_a_step_with_tools_is_reported_in_the_order_in_which_it_happened() -> None:
     """EVT-03, EVT-04: all of the session, by its execution."""
     events = told(LOOKED)
     tool_told = [EventType.TOOL_STARTED, EventType.TOOL_COMPLETED]
@@ -100,7 +100,7 @@ def test_a_steps_end_has_usage_duration_and_errors() -> None:
     assert "continuation" not in ended
 
 
-def test_a_tool_call_is_told_with_its_id_and_how_it_ended() -> None:
+def test_a_tool_call_is_reported_with_its_id_and_how_it_ended() -> None:
     """EVT-07, EVT-08, EVT-12: success and failure."""
     begun, bare = payloads(told(LOOKED), EventType.TOOL_STARTED)
     assert begun == {"tool_name": "look", "tool_call_id": "c0", "args_summary": 'what: "it"'}
@@ -117,7 +117,7 @@ def test_a_tool_call_is_told_with_its_id_and_how_it_ended() -> None:
     assert (bad["success"], bad["error"], bad["result_summary"]) == (False, "it broke", None)
 
 
-def test_the_evaluations_are_told_where_they_are_asked_for_with_short_names() -> None:
+def test_the_evaluations_are_reported_where_they_are_asked_for_with_short_names() -> None:
     """EVT-09: off by default."""
     assert payloads(told(LOOKED), EventType.CONTINUATION) == []
     (traced,) = payloads(told(LOOKED, broadcast="debug"), EventType.CONTINUATION)

@@ -98,7 +98,7 @@ def test_the_presets_have_their_fields(name: str, fields: tuple[Any, ...]) -> No
     assert Agent("a", model="openai:x").config.broadcast == BroadcastConfig.minimal()
 
 
-def test_an_unknown_preset_is_told_with_those_there_are() -> None:
+def test_an_unknown_preset_is_reported_with_those_there_are() -> None:
     """EVT-23"""
     with pytest.raises(ConfigurationError, match="minimal, standard, debug"):
         Agent("a", model="openai:x", broadcast="loud")  # type: ignore[arg-type]

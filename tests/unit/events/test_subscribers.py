@@ -76,7 +76,7 @@ TRACE = envelope(
 )
 
 
-def test_tool_calls_are_told_with_their_tool_and_arguments() -> None:
+def test_tool_calls_are_reported_with_their_tool_and_arguments() -> None:
     """EVT-13: the field is `tool`, not a name."""
     (started,) = from_envelope(STARTED)
     (completed,) = from_envelope(COMPLETED)

@@ -111,7 +111,7 @@ def test_the_switch_admits_only_this_machine(value: Any) -> None:
         ("localhost.example.com", False),
     ],
 )
-def test_loopback_is_told_by_the_name_alone(host: str, expected: bool) -> None:
+def test_loopback_is_recognized_by_the_name_alone(host: str, expected: bool) -> None:
     assert is_loopback(host) is expected
 
 

@@ -99,7 +99,7 @@ def test_a_429_for_a_request_that_never_fits_is_permanent() -> None:
         (400, error("long", code="context_length_exceeded"), None),
     ],
 )
-def test_a_conversation_that_is_too_long_is_told_apart(
+def test_a_conversation_that_is_too_long_is_distinguished(
     status: int, body: Any, limit: int | None
 ) -> None:
     """LLM-06: ContextWindowError, with the window where the provider names it."""

@@ -58,7 +58,7 @@ def test_blocks_are_files_samples_with_their_output_or_fragments() -> None:
     assert printing.line == PAGE.splitlines().index("from agents import answer")
 
 
-def test_samples_share_their_names_and_what_each_prints_is_told(tmp_path: Path) -> None:
+def test_samples_share_their_names_and_what_each_prints_is_reported(tmp_path: Path) -> None:
     samples = [Sample("x = 1\nprint(x)", 1), Sample("y = x + 1", 5), Sample("print(x, y)", 9)]
     assert run_samples(samples, tmp_path, {}) == ["1\n", "", "1 2\n"]
 

@@ -34,7 +34,7 @@ def test_the_four_sections_of_troubleshooting_are_there() -> None:
     } <= set(heads)
 
 
-def test_every_stop_reason_is_told_with_its_status_and_state() -> None:
+def test_every_stop_reason_is_reported_with_its_status_and_state() -> None:
     """DOC-01, RUN-03"""
     told = [[first_code(one) for one in cells[:3]] for cells in stop_reasons()]
     assert told == [[one, run_status(one).value, end_state(one).value] for one in ORDER]
@@ -143,7 +143,7 @@ print(json.dumps(told))
 """
 
 
-def test_celerys_settings_are_told_as_they_are() -> None:
+def test_celerys_settings_are_reported_as_they_are() -> None:
     """DOC-10, DIST-07"""
     done = subprocess.run(
         [sys.executable, "-c", APP], capture_output=True, text=True, timeout=60, check=True
@@ -169,7 +169,7 @@ def test_celerys_settings_are_told_as_they_are() -> None:
             assert str(value) == str(expected), name
 
 
-def test_what_operators_turn_are_settings_and_their_defaults_are_told_in_one_place() -> None:
+def test_what_operators_turn_are_settings_and_their_defaults_are_reported_in_one_place() -> None:
     """DOC-10"""
     turned = [cells[1] for cells in table(page("operations.md"), "you want", "turn")]
     assert len(turned) >= 8
@@ -187,7 +187,7 @@ def test_the_sections_of_operations_are_there() -> None:
     assert "**Visibility timeout.**" in page("operations.md")
 
 
-def test_the_limits_of_workers_are_told_as_they_are() -> None:
+def test_the_limits_of_workers_are_reported_as_they_are() -> None:
     """DOC-10"""
     told = {cells[1]: cells[2] for cells in table(page("operations.md"), "what is limited", "by")}
     settings = Settings.model_fields

@@ -88,7 +88,7 @@ def test_what_is_stored_of_a_wait_counts_for_its_own_step(
     assert awaited(text, step) == indexes
 
 
-def test_a_call_without_a_result_is_told_with_its_reason() -> None:
+def test_a_call_without_a_result_is_reported_with_its_reason() -> None:
     call = calls("heavy")[0]
     vain, lost = waited_in_vain(call, NOW).error, gave_up(call, NOW, 3).error
     assert vain is not None

@@ -67,7 +67,7 @@ def test_a_password_that_was_not_quoted_is_not_repeated() -> None:
     assert "p/w" not in repr(parse_sentinel(URL))
 
 
-def test_people_are_told_the_place_without_credentials() -> None:
+def test_people_see_the_place_without_credentials() -> None:
     assert place_of(URL) == "my master (Sentinel h1:26380, [::1]:2, h3:26379)"
 
 
@@ -80,7 +80,7 @@ def test_store_and_broker_are_one_redis_if_their_sentinels_service_and_database_
         assert not load_settings(redis_url=url, broker_url=other).enqueues_in_script
 
 
-def test_kombu_is_told_every_sentinel_the_service_and_bounds() -> None:
+def test_kombu_gets_every_sentinel_the_service_and_bounds() -> None:
     assert kombu_url("sentinel://:p%40@h1:1,h2:2/m/4") == (
         "sentinel://:p%40@h1:1/4;sentinel://:p%40@h2:2/4"
     )

@@ -37,7 +37,7 @@ from stepfleet.orchestrator.redis_client.transient_errors import (
         (None, None),
     ],
 )
-def test_an_error_that_passes_is_told_from_one_that_lasts(
+def test_an_error_that_passes_is_distinguished_from_one_that_lasts(
     error: object, trouble: TransientError | None
 ) -> None:
     assert transient_error_of(error) is trouble
@@ -53,7 +53,7 @@ def test_an_error_that_passes_is_told_from_one_that_lasts(
         (exceptions.ConnectionError("refused"), "cannot be reached: refused"),
     ],
 )
-def test_what_a_caller_is_told_names_the_fix(error: Exception, fix: str) -> None:
+def test_the_error_that_a_caller_gets_names_the_fix(error: Exception, fix: str) -> None:
     told = explained(error)
     assert isinstance(told, StoreError)
     assert fix in str(told)

@@ -22,7 +22,7 @@ def test_arguments_win_over_the_environment_and_that_over_the_file(
     assert load_settings(slots=9).slots == 9
 
 
-def test_a_setting_that_cannot_be_is_told_with_its_name(
+def test_a_setting_that_cannot_be_is_reported_with_its_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CONF-04"""
@@ -39,7 +39,7 @@ def test_a_variable_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch, te
         load_settings()
 
 
-def test_what_is_no_setting_in_the_file_is_told_with_what_may_be_meant(
+def test_what_is_no_setting_in_the_file_is_reported_with_what_may_be_meant(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """CONF-04, CONF-05"""

@@ -65,7 +65,7 @@ def test_no_workers_is_a_failure_only_while_runs_wait() -> None:
     assert checks.workers(["host:1"], waiting=3).state is State.OK
 
 
-def test_a_queue_that_nobody_serves_is_told_with_who_waits_and_the_command() -> None:
+def test_a_queue_that_nobody_serves_is_reported_with_who_waits_and_the_command() -> None:
     """A failure only while runs wait."""
     gpu, sound, steps = checks.queues({"gpu": 1, "sound": 0, "stepfleet": 3}, "stepfleet")
     assert (gpu.check, gpu.state, sound.state) == ("queue gpu", State.FAIL, State.WARN)
@@ -76,7 +76,7 @@ def test_a_queue_that_nobody_serves_is_told_with_who_waits_and_the_command() -> 
     assert checks.queues({}, "stepfleet") == []
 
 
-def test_quarantined_messages_are_told() -> None:
+def test_quarantined_messages_are_reported() -> None:
     assert checks.quarantine(0).state is State.OK
     assert checks.quarantine(2).state is State.WARN
 

@@ -67,7 +67,7 @@ from stepfleet.orchestrator.tools.builtin.addresses import (
         "ff02::1",
     ],
 )
-def test_addresses_that_are_not_on_the_public_internet_are_told(address: str) -> None:
+def test_addresses_that_are_not_on_the_public_internet_are_recognized(address: str) -> None:
     """TOOL-24: private, loopback, link-local, multicast, reserved, and IPv4 inside IPv6."""
     assert not is_public(ipaddress.ip_address(address))
 
@@ -76,7 +76,7 @@ def test_addresses_that_are_not_on_the_public_internet_are_told(address: str) ->
     "address",
     ["8.8.8.8", "93.184.216.34", "2606:4700::1111", "2a00:1450:4001::1", "64:ff9b::808:808"],
 )
-def test_public_addresses_are_told(address: str) -> None:
+def test_public_addresses_are_recognized(address: str) -> None:
     """TOOL-24"""
     assert is_public(ipaddress.ip_address(address))
 
@@ -117,7 +117,7 @@ def test_numbers_that_resolvers_take_for_addresses_are_refused(host: str) -> Non
         literal_address(host)
 
 
-def test_names_and_plain_addresses_are_told_apart() -> None:
+def test_names_and_plain_addresses_are_distinguished() -> None:
     """TOOL-24"""
     assert literal_address("example.com") is None
     assert literal_address("1.example.x2") is None

@@ -66,7 +66,7 @@ def test_a_version_that_is_taken_by_another_tool_is_refused() -> None:
         catalog.register(version_of("1"))
 
 
-def test_a_missing_tool_is_told_with_what_there_is() -> None:
+def test_a_missing_tool_is_reported_with_what_there_is() -> None:
     catalog = ToolCatalog(lambda: ())
     catalog.register(version_of("1"))
     with pytest.raises(ConfigurationError, match="it has: versions 1"):

@@ -39,7 +39,7 @@ async def test_an_argument_called_self_reaches_the_check() -> None:
         await registry_of([search]).execute("search", {"query": "x", "self": 1})
 
 
-def test_an_unknown_name_raises_and_close_names_are_told() -> None:
+def test_an_unknown_name_raises_and_close_names_are_reported() -> None:
     """TOOL-04: ToolNotFoundError."""
     registry = registry_of([search])
     with pytest.raises(ToolNotFoundError, match=r"tool 'serach' .* did you mean 'search'\?"):

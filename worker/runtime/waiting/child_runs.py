@@ -16,6 +16,7 @@ from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.runs.control import PAUSED_BY
 from stepfleet.orchestrator.store.runs.links import Links
 from stepfleet.orchestrator.store.runs.reading import Runs
 from stepfleet.orchestrator.store.runs.steps import StepStore
@@ -23,7 +24,7 @@ from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 from stepfleet.worker.ports import AgentCode
 from stepfleet.worker.runtime.crash_points import Visit, unharmed
 from stepfleet.worker.runtime.waiting.attending import LOOK_AGAIN
-from stepfleet.worker.runtime.waiting.links import PAUSED_BY, LinkedRuns, run_end
+from stepfleet.worker.runtime.waiting.links import LinkedRuns, run_end
 
 SOON = 5.0
 """Seconds after which a call is looked at again that may have its answer by now."""
@@ -100,7 +101,6 @@ class ChildRuns:
             return await self._again(taken)
         if status is Lifecycle.PAUSED and header.get(PAUSED_BY) == taken.hint.run_id:
             await self.linked.control.resume(child)
-            await self._opened.connection.execute("HDEL", self._opened.keys.run(child), PAUSED_BY)
         await self._links.follow(child, taken.hint)
         await self._follow_caller(taken)
         return LOOK_AGAIN

@@ -31,13 +31,13 @@ from stepfleet.orchestrator.store.runs.reading import EndedRuns
 from stepfleet.orchestrator.store.runs.steps import ending
 
 LOOK_AGAIN = 3600.0
-"""Seconds after which a run is looked at whose last dependency has not been heard of."""
+"""Seconds after which a run is looked at that waits still: the end of another may be lost."""
 MOST_LOOKS = 20
 """Others may change the run meanwhile; then the rescuer has it looked at again."""
 SOON = 2.0
 """The same where a run of its batch is still to be created."""
-UNTOLD = 30.0
-"""The same where more runs wait for one than are told of its end."""
+CROWDED = 30.0
+"""The same where more runs wait for one than its end is sent to."""
 _ACTIVE = frozenset({Lifecycle.QUEUED, Lifecycle.IN_PROGRESS})
 _FIELDS = ("status", "slim", "line", "stop_reason", "error")
 
@@ -76,7 +76,7 @@ class DependentRuns:
         for run, reply in replies.items():
             if reply in (ENDED, GONE):
                 await self.waiting.arrived(dependent.run_id, run, dependent.header["agent"])
-        return UNTOLD if FULL in replies.values() else LOOK_AGAIN
+        return CROWDED if FULL in replies.values() else LOOK_AGAIN
 
     async def _is_growing(self, dependent: Dependent) -> bool:
         batch = dependent.header.get("batch")

@@ -8,13 +8,19 @@ import orjson
 from pydantic_core import to_jsonable_python
 
 from stepfleet.orchestrator.client.control.control import RunControl
-from stepfleet.orchestrator.errors import SerializationError
+from stepfleet.orchestrator.errors import (
+    AgentException,
+    ConfigurationError,
+    SerializationError,
+    StoreError,
+)
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.records.calls.answers import LONGEST_OUTPUT, Answer, RunEnd
-from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app
-from stepfleet.orchestrator.store.runs.control import Control, mark
+from stepfleet.orchestrator.store.runs.control import Control
 from stepfleet.orchestrator.store.runs.dependents import BEGINNING
 from stepfleet.orchestrator.store.runs.links import Links, Owed
 from stepfleet.orchestrator.store.runs.reading import Runs
@@ -24,8 +30,6 @@ from stepfleet.worker.runtime.waiting.dependents import DependentRuns
 
 log = logging.getLogger(__name__)
 
-PAUSED_BY = "paused_by"
-"""The header's field of a run that was paused with the run that has started it: that run's id."""
 _LONGEST_ERROR = 2_000
 _CALLER = ("agent", "config", "overrides")
 
@@ -59,7 +63,7 @@ class LinkedRuns:
             if owed.calls:
                 self._crash("end-owed")
                 await self._answer(run_id, owed.calls)
-                self._crash("end-told")
+                self._crash("end-sent")
             left = await self._links.settled(run_id, owed)
             if not owed.calls or not left:
                 return
@@ -84,7 +88,40 @@ class LinkedRuns:
             result = (await self._runs.get(run_id)).result()
             if not result.stop_reason:
                 return  # it was retried meanwhile, and will end again
+            if await self._goes_on_with(waiting[0][0], result):
+                return
             await asyncio.gather(*(self._answer_to(*pair, result) for pair in waiting))
+
+    async def _goes_on_with(self, call: ToolHint, result: AgentRunResult) -> bool:
+        """Retry a run that was cancelled with its caller where that waits for it again.
+
+        Its end is none that the call is to be answered with: the caller was retried since.
+        """
+        child, caller = result.run_id, call.run_id
+        if result.status != RunStatus.CANCELLED or not await self._waits_for(child, caller):
+            return False
+        note = await self._opened.connection.execute(
+            "HGET", self._opened.keys.run(child), "want_note"
+        )
+        if note != _ended_note(caller):
+            return False
+        try:
+            await self.control.retry(child, {})
+        except StoreError:
+            raise
+        except AgentException:  # it would end at once again: that is the answer
+            return False
+        if not await self._waits_for(child, caller):  # it has ended since, and did not see this
+            await self.cancel(child, caller)
+        return True
+
+    async def _waits_for(self, child: str, caller: str) -> bool:
+        status = await self._opened.connection.execute(
+            "HGET", self._opened.keys.run(caller), "status"
+        )
+        if status is None or Lifecycle(status).is_terminal:
+            return False
+        return child in await self._links.awaited(caller)
 
     async def _answer_to(
         self, call: ToolHint, caller: Mapping[str, str], result: AgentRunResult
@@ -107,18 +144,29 @@ class LinkedRuns:
 
     async def pause(self, child: str, run_id: str) -> None:
         """Pause a run with the one that has started it, and which it goes on with."""
-        before = await self._opened.connection.execute(
-            "HGET", self._opened.keys.run(child), "status"
-        )
-        done = await self._control.pause(child)
-        if before != "paused" and done.outcome in ("paused", "requested"):
-            await mark(self._opened.connection, self._opened.keys, child, PAUSED_BY, run_id)
+        await self._control.pause(child, paused_with=run_id)
+
+    async def stop(self, child: str, run_id: str) -> RunEnd | None:
+        """Cancel a run that its starter `run_id` waits for no longer; return what is known of it.
+
+        That is None where it was never there, or cannot be read here.
+        """
+        await self.cancel(child, run_id)
+        try:
+            result = (await self._runs.get(child)).result()
+        except (ConfigurationError, SerializationError):
+            return None
+        end = run_end(result).model_copy(update={"output": None, "cut": 0})
+        return end if end.status else end.model_copy(update={"status": RunStatus.CANCELLED.value})
 
     async def cancel(self, child: str, run_id: str) -> None:
         """Cancel a run whose starter `run_id` has ended, and interrupt a worker that holds it."""
-        note = f"run {run_id}, which has started it, has ended"
-        if (await self._control.cancel_unread(child, note)).in_hands:
+        if (await self._control.cancel_unread(child, _ended_note(run_id))).in_hands:
             await self.control.interrupt([child])
+
+
+def _ended_note(run_id: str) -> str:
+    return f"run {run_id}, which has started it, has ended"
 
 
 def run_end(result: AgentRunResult, most: int = LONGEST_OUTPUT) -> RunEnd:

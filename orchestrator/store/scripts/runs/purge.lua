@@ -9,6 +9,7 @@ if not h[1] or not TERMINAL[h[1]] then return 0 end
 if ARGV[2] ~= ' ' and not string.find(ARGV[2], ' ' .. h[1] .. ' ', 1, true) then return 0 end
 if number(h[2]) > number(ARGV[3]) or (ARGV[4] ~= '' and h[3] ~= ARGV[4]) then return 0 end
 if ARGV[5] ~= '1' then
+  redis.call('ZREM', due_key, run_id)
   redis.call('ZREM', shard .. 'runs:' .. list_of(h[1], h[4] or ''), run_id)
   redis.call('UNLINK', run_key .. ':chunks', run_key .. ':chunks:attempts', run_key .. ':returns',
     unpack(ALL_KEYS))

@@ -8,7 +8,10 @@ if known then return known end
 if TERMINAL[h[1]] then return { 'ended', h[1] } end
 override_batch(h[4])
 if h[1] ~= 'paused' then
-  if h[2] == 'pause' then redis.call('HSET', run_key, 'want', '') end
+  if h[2] == 'pause' then
+    redis.call('HSET', run_key, 'want', '')
+    redis.call('HDEL', run_key, 'paused_by')
+  end
   return answer(ARGV[4], 'active')
 end
 local waits = go_again({ step = h[3], batch = h[4], began = h[5], updated = h[6], waiting = h[7], not_before = h[8] },

@@ -61,6 +61,11 @@ elseif redis.call('HEXISTS', lost_key, 'paid') == 1 then
 end
 for _, name in ipairs(redis.call('HKEYS', journal_key)) do
   if string.match(name, '^[ctxy]:?%d*$') then redis.call('HDEL', journal_key, name) end
+  -- A run that a call has started, and that did not complete, is retried with this one.
+  if string.match(name, '^a:%d+$') then
+    local end_ = cjson.decode(redis.call('HGET', journal_key, name)).run
+    if type(end_) == 'table' and end_.status ~= 'completed' then redis.call('HDEL', journal_key, name) end
+  end
 end
 -- One by one: Lua cannot pass thousands of values in one call.
 for i = 2, #ARGV, 2 do

@@ -321,6 +321,17 @@ local function wait_for(outage, now)
   end
 end
 
+-- Nobody is to decide any more about calls that the step waited for.
+local function drop_asks(waiting, step)
+  local at, calls = string.match(waiting or '', '^(%d+)( .*)$')
+  if at ~= tostring(step) then return end
+  for index, place in string.gmatch(calls, ' (%d+):(@?[^:]*)') do
+    if place == '@approval' or place == '@person' then
+      redis.call('ZREM', shard .. 'asks', step .. ' ' .. index .. ' ' .. run_id)
+    end
+  end
+end
+
 -- Cancels a run that has no owner (any more: `owner` is the token of the last one, or ''). Returns 'waiting' where tool
 -- calls of it may be under way. Its open step's answer was paid for; retry finds both in the journal again.
 local function abandon(from, batch, step, owner, a, now)
@@ -333,6 +344,7 @@ local function abandon(from, batch, step, owner, a, now)
   emit_status(from, a.status)
   finish(from, batch, a, now)
   reach('cancel', now)
+  drop_asks(redis.call('HGET', run_key, 'waiting'), step)
   return paid and 'waiting' or ''
 end
 
@@ -441,6 +453,7 @@ local function go_again(h, grace, now)
   if #times > 0 then redis.call('HSET', journal_key, unpack(times)) end
   redis.call('HSET', run_key, 'status', to, 'updated', now, 'not_before', patience, 'dispatches', 0)
   redis.call('HDEL', run_key, 'reach')
+  redis.call('HDEL', run_key, 'paused_by')
   redis.call('ZADD', due_key, waits and now or now + number(grace), run_id)
   relist('paused', to)
   move(h.batch, 'paused', to)

@@ -4,7 +4,7 @@
 -- that is not all (see page.lua), when the claim began, the step at which to go on in the log or '', and
 -- the names of the journal's fields that are left. Or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
--- ('ended' and 'paused' name the status, and 'owed' where other runs are to be told of it: see settled.lua; 'early' has
+-- ('ended' and 'paused' name the status, and 'owed' where it owes that to other runs: see settled.lua; 'early' has
 -- 'owed' where a worker is to look at the runs that this one waits for: see begin.lua).
 -- Requests to the run's batch, or to the fleet, are applied here where they have not reached the run.
 -- Invariant: at most one token owns a run, and only until its lease runs out.

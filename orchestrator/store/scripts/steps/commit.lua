@@ -15,7 +15,8 @@
 --   agent, config, overrides  of the agent that goes on with the run, if that is another one
 --   outage      '<since ms> waits <circuit> ...' of a step that waits for services that are out
 --   hold        number of the request that holds the run's batch: the run is paused, unless there is a newer one
--- Returns {'committed', status, step, 'owed' if others are to be told of the run's end (see settled.lua), 'last' if no other run of its batch is open on this shard} | {'mine', status, step}: it was applied, its reply was lost
+-- Returns {'committed', status, step, 'owed' if it owes its end to others (see settled.lua), 'last' if no other run of its
+--   batch is open on this shard} | {'mine', status, step}: it was applied, its reply was lost
 --   | {'lost', status}: another owner or step, nothing written but the ledger
 --   | {'wanted', want}: a cancel arrived that the verdict does not know; nothing written.
 -- Invariants: the log is 0..step-1; a run is in `due` exactly while it is ready or leased; an end
@@ -67,7 +68,7 @@ local function trim(first, since)
 end
 
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
-  'logged', 'outage', 'created', 'returns')
+  'logged', 'outage', 'created', 'returns', 'waiting')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
@@ -112,6 +113,7 @@ if a.since then
   end
   redis.call('HSET', run_key, 'since', a.since)
 end
+if a.log ~= '' or a.verdict == 'finish' then drop_asks(h[13], h[2]) end
 emit(a.events, a.event_count, h[7])
 if h[10] and not a.outage and a.verdict ~= 'release' then redis.call('HDEL', run_key, 'outage', 'parked') end
 if a.verdict == 'finish' then
@@ -119,6 +121,7 @@ if a.verdict == 'finish' then
   if price then note_lost(batch, 'paid', price) end
   a.created, a.returns = h[11], h[12] or ''
   local is_last = finish(status, batch, a, now)
+  if a.log == '' then reach('cancel', now) end
   return { 'committed', a.status, step, a.returns == '1' and 'owed' or '', is_last and 'last' or '' }
 end
 if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end

@@ -118,7 +118,7 @@ for _, run_id in ipairs(overdue) do
       for _, part in ipairs({ run_id, h[2], h[3] }) do to[#to + 1] = part end
     end
   elseif h[10] or (h[9] == '1' and h[1] and h[1] ~= 'paused') then
-    -- It has ended, or is paused, and other runs are to be told of it.
+    -- It has ended, or is paused, and owes that to other runs.
     local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
     redis.call('ZADD', due_key, now + tonumber(ARGV[2]) * 2 ^ (n - 1), run_id)
     for _, part in ipairs({ run_id, h[2], h[3] }) do out[#out + 1] = part end

@@ -142,7 +142,7 @@ def test_both_sinks_come_to_the_same(case: Case) -> None:
     assert texts == [message.text for message in messages.messages]
 
 
-def test_a_wrong_answer_is_told_as_an_error_that_the_model_can_mend() -> None:
+def test_a_wrong_answer_is_reported_as_an_error_that_the_model_can_mend() -> None:
     """ANS-07"""
     sink = RecordsSink(START)
     FINAL.take(asked(FINAL, {"answer": ""}), a_state(), sink)
@@ -153,7 +153,7 @@ def test_a_wrong_answer_is_told_as_an_error_that_the_model_can_mend() -> None:
     assert result_text(record).startswith('Error: {"error": {"code": "VALIDATION_ERROR"')
 
 
-def test_a_call_that_could_not_be_parsed_is_told_so() -> None:
+def test_a_call_that_could_not_be_parsed_is_answered_so() -> None:
     """ANS-07"""
     sink = Reports()
     broken = ToolCall(id="c1", name="final_answer", error="not valid JSON: at character 3")

@@ -123,7 +123,7 @@ TALK = (
 )
 
 
-def test_a_conversation_is_told_without_native_calls() -> None:
+def test_a_conversation_is_sent_without_native_calls() -> None:
     """STRAT-07: results of one turn are one message, and nothing is lost."""
     assert tuple(as_text(TALK)) == (
         *TALK[:2],

@@ -51,7 +51,7 @@ def test_the_provider_says_what_a_run_has_planned() -> None:
     assert not last.tool_calls
 
 
-def test_a_line_is_told_by_the_runs_name() -> None:
+def test_a_line_is_reported_by_the_runs_name() -> None:
     run = planned(load())[3]
     line = run.line()
 

@@ -20,7 +20,7 @@ def test_a_missing_library_fails_and_those_of_extras_do_not_count() -> None:
     assert check.found == "typer is missing"
 
 
-def test_a_variable_of_no_effect_is_told_with_what_may_be_meant() -> None:
+def test_a_variable_of_no_effect_is_reported_with_what_may_be_meant() -> None:
     """CONF-05"""
     given = {
         "STEPFLEET_SLOTS": "1",
@@ -36,7 +36,7 @@ def test_a_variable_of_no_effect_is_told_with_what_may_be_meant() -> None:
     assert "STEPFLEET_AGENT__OLD_CLERK__MAX_STEPS (no agent of that name)" in other.found
 
 
-def test_few_open_files_for_many_slots_are_told() -> None:
+def test_few_open_files_for_many_slots_are_reported() -> None:
     assert checks.open_files(1024, slots=1000).state is State.WARN
     assert checks.open_files(65_536, slots=1000).state is State.OK
     assert checks.open_files(-1, slots=1000).state is State.OK

@@ -30,7 +30,7 @@ def test_queues_are_named_one_by_one_or_with_commas() -> None:
         named_queues(["gpu,"])
 
 
-def test_a_worker_of_a_queue_is_told_so() -> None:
+def test_a_worker_of_a_queue_is_shown_as_such() -> None:
     arguments = celery_arguments(WorkerOptions("agents.py", queues=("gpu", "cpu")))
     assert arguments[arguments.index("--queues") + 1] == "gpu,cpu"
     assert "--queues" not in celery_arguments(WorkerOptions("agents.py"))

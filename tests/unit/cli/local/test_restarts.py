@@ -1,4 +1,5 @@
 from stepfleet.orchestrator.cli.local.supervisor import QUICK_DEATHS, QUICK_SECONDS, Restarts
+from stepfleet.orchestrator.cli.terminal.exit_codes import USAGE
 
 
 def test_each_quick_death_in_a_row_doubles_the_pause() -> None:
@@ -20,4 +21,16 @@ def test_a_worker_that_keeps_dying_at_its_start_is_hopeless() -> None:
 def test_a_long_life_forgives_earlier_deaths() -> None:
     restarts = Restarts(quick_deaths=QUICK_DEATHS - 1).after_death(QUICK_SECONDS + 1)
 
-    assert restarts == Restarts()
+    assert restarts.quick_deaths == 0
+    assert not restarts.hopeless
+
+
+def test_wrong_settings_at_the_first_start_are_hopeless_at_once() -> None:
+    assert Restarts().after_death(1.0, USAGE).hopeless
+    assert not Restarts().after_death(1.0, 1).hopeless
+
+
+def test_wrong_settings_after_a_restart_may_be_mended_meanwhile() -> None:
+    lived = Restarts().after_death(QUICK_SECONDS + 1)
+
+    assert not lived.after_death(1.0, USAGE).hopeless

@@ -278,7 +278,7 @@ def opened(path: Path) -> ResultFile:
     return found
 
 
-def test_a_pipe_that_nobody_reads_is_told_and_nobody_waits(tmp_path: Path) -> None:
+def test_a_pipe_that_nobody_reads_is_reported_and_nobody_waits(tmp_path: Path) -> None:
     path = tmp_path / "pipe"
     os.mkfifo(path)
 

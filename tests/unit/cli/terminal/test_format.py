@@ -23,7 +23,14 @@ def test_durations_have_the_units_that_people_use(value: Any, text: str) -> None
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "$0.00"), (1234.5, "$1,234.50"), (0.0123, "$0.0123"), (0.0000042, "$4.2e-06")],
+    [
+        (0.0, "$0.00"),
+        (1234.5, "$1,234.50"),
+        (0.0123, "$0.0123"),
+        (0.000052799999999999996, "$0.000053"),
+        (0.0000042, "$0.0000042"),
+        (0.0000000042, "$0.000000004"),
+    ],
 )
 def test_small_amounts_keep_their_digits(value: Any, text: str) -> None:
     assert usd(value) == text

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 from support.runs.agent_records import a_call, a_step
 
-from stepfleet.orchestrator import AgentRunResult, Lifecycle, Message, RunSummary, RunTree
+from stepfleet.orchestrator import AgentRunResult, Lifecycle, Message, RunPage, RunSummary, RunTree
 from stepfleet.orchestrator.cli.views import listing
 from stepfleet.orchestrator.cli.views.explain import AwaitedTool, judged
 from stepfleet.orchestrator.cli.views.trace import trace
@@ -109,3 +109,22 @@ def test_runs_below_a_run_are_a_tree_that_says_how_much_is_left_out() -> None:
     assert lines[2].endswith("leaf: stopped (steps_limit), 1 step, $0.5000  leaf")
     assert lines[3] == "and 7 more"
     assert "\x1b" not in captured.get()
+
+
+@pytest.mark.parametrize("width", [80, 120, 200])
+def test_a_list_of_runs_has_whole_ids_on_terminals_of_any_width(width: int) -> None:
+    run = RunSummary(
+        run_id="d3e33475-64d6-5134-86bf-c4838b76859e",
+        status=Lifecycle.FAILED,
+        agent="solver",
+        line_id="problem-00040",
+        steps=8,
+        created=datetime(2026, 1, 1, tzinfo=UTC),
+        updated=datetime(2026, 1, 1, tzinfo=UTC),
+        error="rate limit " * 9,
+    )
+    console = Console(width=width)
+    with console.capture() as captured:
+        console.print(listing.picture(RunPage(runs=(run,), next=None, looked_at=1)))
+    text = captured.get()
+    assert all(part in text for part in (run.run_id, "problem-00040", "solver", "rate limit"))

@@ -146,7 +146,7 @@ def test_what_does_not_fit_is_refused_with_its_field(change: dict[str, Any], sai
         AgentCheckpoint.from_dict(data)
 
 
-def test_a_file_that_was_cut_off_is_told(tmp_path: Path) -> None:
+def test_a_file_that_was_cut_off_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "cut.json"
     path.write_text(checkpoint().to_json()[:-20])
     with pytest.raises(SerializationError, match="not valid JSON"):

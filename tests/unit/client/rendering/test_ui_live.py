@@ -172,7 +172,7 @@ def test_a_retry_tells_which_attempt_comes_and_goes_when_the_step_is_done() -> N
     assert events.window.messages == ()
 
 
-def test_the_decision_that_ends_a_run_is_told_to_who_asks_for_it() -> None:
+def test_the_decision_that_ends_a_run_is_reported_to_who_asks_for_it() -> None:
     """UI-06"""
     decision = {"should_continue": False, "stop_reason": "steps_limit", "resolved_by": "StepsLimit"}
     silent, asked = told(), told(continuation=True)
@@ -269,7 +269,7 @@ def test_a_step_that_is_done_anew_takes_the_place_of_the_one_before() -> None:
     assert shown(events) == [("assistant", "Better.")]
 
 
-def test_a_pause_is_told_while_it_lasts() -> None:
+def test_a_pause_is_reported_while_it_lasts() -> None:
     """UI-02: statuses stand inline."""
     events = told()
     events.status("paused")

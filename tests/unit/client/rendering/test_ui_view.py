@@ -37,7 +37,7 @@ def test_a_run_that_completed_has_no_banner() -> None:
     )
 
 
-def test_a_failure_that_no_step_is_to_blame_for_is_told_as_it_is() -> None:
+def test_a_failure_that_no_step_is_to_blame_for_is_reported_as_it_is() -> None:
     """UI-08: as when a run is ended before its first call."""
     view = view_of(a_result(StopReason.ERROR, error="three workers vanished", steps=()), ())
     assert view.banner == ErrorBanner(message="three workers vanished")

@@ -62,7 +62,7 @@ def test_an_entry_lives_for_a_day_by_default() -> None:
         (3, "'cache'"),
     ],
 )
-def test_a_wrong_policy_is_told_with_its_field(given: Any, said: str) -> None:
+def test_a_wrong_policy_is_reported_with_its_field(given: Any, said: str) -> None:
     """CACHE-02"""
     with pytest.raises(ConfigurationError, match=said):
         configured(cache=given)

@@ -76,7 +76,7 @@ def test_the_prices_are_stored_with_the_configuration() -> None:
         ({"input": float("inf"), "output": 0}, "finite"),
     ],
 )
-def test_a_wrong_price_is_told_with_its_field(pricing: Any, told: str) -> None:
+def test_a_wrong_price_is_reported_with_its_field(pricing: Any, told: str) -> None:
     """CONF-04"""
     with pytest.raises(ConfigurationError, match=told):
         priced(pricing)
@@ -127,7 +127,7 @@ def test_a_price_holds_for_the_versions_of_its_model_and_not_for_its_relatives()
         ({"input": 1, "output": 2, "cached": 0.5}, "'cached' is neither a price's field"),
     ],
 )
-def test_a_slip_in_prices_is_told_with_what_would_be_right(
+def test_a_slip_in_prices_is_reported_with_what_would_be_right(
     pricing: dict[str, float], told: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=told):

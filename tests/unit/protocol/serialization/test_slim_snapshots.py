@@ -294,7 +294,7 @@ def test_redaction_leaves_only_ids_and_names_of_calls() -> None:
     assert plain["messages"][2]["metadata"]["tool_calls"][0]["arguments"] == {"at": f"{SECRET}-0"}
 
 
-def test_excluded_tool_results_are_told_by_a_mark_however_long_they_were() -> None:
+def test_excluded_tool_results_are_reported_by_a_mark_however_long_they_were() -> None:
     """SER-10"""
     told = SlimSerializer(MINIMAL).serialize(state(conversation(2, "x" * 2000)))["messages"]
     results = [one["content"] for one in told if one["role"] == "tool"]
@@ -327,7 +327,7 @@ def test_the_newest_decision_is_there_only_where_it_is_asked_for() -> None:
     }
 
 
-def test_the_cumulative_time_is_told() -> None:
+def test_the_cumulative_time_is_reported() -> None:
     """SER-13"""
     assert SlimSerializer().serialize(state())["execution"]["cumulative_seconds"] == 12.5
 

@@ -69,7 +69,7 @@ def test_a_problem_names_the_place_and_the_rule(data: Any, told: str) -> None:
     assert problems(data) == told
 
 
-def test_of_five_problems_three_are_told_and_two_counted() -> None:
+def test_of_five_problems_three_are_reported_and_two_counted() -> None:
     """ANS-06"""
     wrong = {"lines": [{"name": number, "count": 1} for number in range(5)]}
     assert problems(wrong) == (

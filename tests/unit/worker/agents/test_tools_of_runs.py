@@ -86,7 +86,9 @@ def test_a_run_keeps_a_tool_that_its_agent_names_as_an_earlier_one() -> None:
     assert found(agent, ("look", "3")) == {"look": "3"}
 
 
-def test_another_version_than_any_that_is_here_is_told(caplog: pytest.LogCaptureFixture) -> None:
+def test_another_version_than_any_that_is_here_is_reported(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     """TOOL-19"""
     agent = clerk(named("look", "3"), earlier=[named("drop", "2")])
     assert found(agent, ("look", "1"), ("drop", "1")) == {"look": "3", "drop": "2"}

@@ -27,7 +27,7 @@ DONE = ToolCallRecord(tool_name="measure", call_id="c0", result="done", timestam
         (CallReport(HINT, refusal=Refusal(Refused.STALE)), "dropped: stale"),
     ],
 )
-def test_what_became_of_a_tool_task_is_told_in_words(report: CallReport, told: str) -> None:
+def test_what_became_of_a_tool_task_is_reported_in_words(report: CallReport, told: str) -> None:
     assert call_outcome(report) == told
 
 

@@ -108,7 +108,7 @@ def test_an_exception_raised_by_a_signal_cancels_the_coroutine_and_goes_on(
         signal.signal(signal.SIGUSR2, before)
 
 
-def test_a_thread_that_waits_for_a_loop_that_ends_is_told() -> None:
+def test_a_thread_that_waits_for_a_loop_that_ends_is_notified() -> None:
     home = LoopThread("ends")
     home.start()
     bridge.create(home)

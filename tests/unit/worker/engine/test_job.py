@@ -60,10 +60,10 @@ def runner() -> Iterator[asyncio.Runner]:
 def test_a_task_that_is_ended_before_its_first_step_gives_its_slot_back(
     runner: asyncio.Runner,
 ) -> None:
-    runner.run(ended_before_its_first_step())
+    runner.run(check_a_task_that_is_ended_before_its_first_step())
 
 
-async def ended_before_its_first_step() -> None:
+async def check_a_task_that_is_ended_before_its_first_step() -> None:
     ran: list[str] = []
     job, owner = started(lambda: ran.append("ran"), Limits(None, None))
     job.terminate()
@@ -75,10 +75,10 @@ async def ended_before_its_first_step() -> None:
 @pytest.mark.parametrize("limits", [Limits(0.001, None), Limits(None, 0.001)])
 def test_time_limits_count_from_the_first_step(runner: asyncio.Runner, limits: Limits) -> None:
     """A process that gets no processor for a while loses no task by it."""
-    runner.run(limited_after_a_stall(limits))
+    runner.run(check_limits_after_a_stall(limits))
 
 
-async def limited_after_a_stall(limits: Limits) -> None:
+async def check_limits_after_a_stall(limits: Limits) -> None:
     loop = asyncio.get_running_loop()
     ended = loop.create_future()
     _, owner = started(lambda: await_(ended), limits)

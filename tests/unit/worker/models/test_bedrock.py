@@ -197,7 +197,7 @@ def test_documents_get_names_that_the_service_takes_and_a_text_beside_them() -> 
     assert {"text": "(a document)"} in made
 
 
-def test_without_tools_calls_and_results_are_told_as_text() -> None:
+def test_without_tools_calls_and_results_are_sent_as_text() -> None:
     """The service refuses calls in a conversation without tools, and has no choice of none."""
     reasoning = {"reasoning": {"provider": "bedrock/claude", "at": 0, "data": SIGNED}}
     talk = (

@@ -193,7 +193,7 @@ def test_the_raw_payload_is_not_part_of_the_stored_answer() -> None:
     assert "chatcmpl-1" not in json.dumps(parse().to_dict())
 
 
-def test_calls_beyond_the_bound_are_not_executed_and_the_model_is_told() -> None:
+def test_calls_beyond_the_bound_are_not_executed_and_the_model_learns_it() -> None:
     answer = parse(None, tool_calls=[call(call_id="same") for _ in range(8000)])
     calls = answer.tool_calls or ()
     assert len(calls) == MOST_CALLS + 1

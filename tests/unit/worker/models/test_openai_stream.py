@@ -84,7 +84,7 @@ def test_pieces_of_calls_are_joined_and_never_told_as_text() -> None:
     ]
 
 
-def test_calls_without_an_index_are_told_apart_by_their_ids() -> None:
+def test_calls_without_an_index_are_distinguished_by_their_ids() -> None:
     completion = assemble(
         delta(tool_calls=[call_delta(None, id="a", name="one", arguments="{")]),
         delta(tool_calls=[call_delta(None, arguments="}")]),

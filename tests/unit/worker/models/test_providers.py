@@ -154,7 +154,7 @@ async def test_an_answer_of_the_wrong_type_is_a_model_error() -> None:
         await generate(Scripted("just text"))
 
 
-async def test_text_is_told_at_once_by_a_model_that_does_not_stream() -> None:
+async def test_text_is_reported_at_once_by_a_model_that_does_not_stream() -> None:
     told: list[str] = []
     models = Models()
     llm = Scripted(LLMResponse(content="hello"))

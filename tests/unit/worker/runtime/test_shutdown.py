@@ -62,7 +62,7 @@ async def test_a_cold_stop_does_both_at_once(told: list[str]) -> None:
     await eventually(told, "drain", "hand back")
 
 
-async def test_who_listens_late_is_told_as_well(told: list[str]) -> None:
+async def test_who_listens_late_is_notified_as_well(told: list[str]) -> None:
     """A worker that is stopped while it starts, and a child that is forked later."""
     stopping = Stopping(600.0, stay)
     stopping.open()
@@ -90,7 +90,7 @@ async def test_a_signal_that_comes_while_the_first_is_heard_is_the_second(
     await eventually(told, "drain", "hand back")
 
 
-async def test_without_pipes_nothing_is_told(told: list[str]) -> None:
+async def test_without_pipes_nothing_is_reported(told: list[str]) -> None:
     """In a process that is no worker."""
     stopping = Stopping(600.0, stay)
     connect(stopping, told)

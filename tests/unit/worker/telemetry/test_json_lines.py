@@ -64,7 +64,7 @@ def test_celerys_own_words_about_a_task_have_the_tasks_id() -> None:
     assert formatted("received", data={"id": "task-7"})["task_id"] == "task-7"
 
 
-def test_what_is_given_as_extra_is_told_whatever_it_is() -> None:
+def test_what_is_given_as_extra_is_reported_whatever_it_is() -> None:
     told = formatted("x", batch="b1", odd=object, nested={1: {"a"}})
     assert told["batch"] == "b1"
     assert "object" in told["odd"]
@@ -78,5 +78,5 @@ def test_secrets_of_the_environment_are_taken_out_of_every_line() -> None:
     assert told["exception"].endswith("ValueError: refused: [redacted]")
 
 
-def test_text_that_utf8_has_no_form_for_is_told_all_the_same() -> None:
+def test_text_that_utf8_has_no_form_for_is_reported_all_the_same() -> None:
     assert formatted("half \ud800")["message"] == "half ?"

@@ -69,7 +69,7 @@ def test_a_child_run_names_its_parent_on_every_span_of_its_own() -> None:
     assert run.links == (PARENT,)
 
 
-def test_a_failure_is_told_by_its_code_and_never_in_words() -> None:
+def test_a_failure_is_reported_by_its_code_and_never_in_words() -> None:
     """OBS-01: error status on step and run."""
     error = an_error(ErrorType.MODEL, code="OPENAI_ERROR", message="sk-secret")
     verdict = a_verdict(Move.FINISH, stop_reason=StopReason.ERROR, failure=error, error="sk-secret")

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.worker.telemetry import StepLogger, step_logger
 
 
-def test_a_step_is_told_on_one_line() -> None:
+def test_a_step_is_reported_on_one_line() -> None:
     """OBS-09"""
     call = a_call("c1", tool_name="add", result="3\nor so")
     failed = a_call("c2", result=None, is_error=True, error=an_error(message="no luck"))
@@ -34,7 +34,7 @@ def test_a_step_is_told_on_one_line() -> None:
     )
 
 
-def test_an_answer_and_a_failure_are_told_as_such() -> None:
+def test_an_answer_and_a_failure_are_reported_as_such() -> None:
     """OBS-09"""
     assert described(a_step(1)) == (
         "step 1: final_response (0 ms, no usage): FinalAnswer: answer 1"

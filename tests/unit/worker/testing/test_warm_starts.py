@@ -58,7 +58,7 @@ def test_a_warm_program_has_its_own_environment_folder_files_and_end(tmp_path: P
     assert last == "bye"
 
 
-def test_the_signal_that_ended_a_warm_program_is_told(tmp_path: Path) -> None:
+def test_the_signal_that_ended_a_warm_program_is_reported(tmp_path: Path) -> None:
     worker = celery(tmp_path, "-A", "tasks", "worker", "-P", "solo")
     wait_until((tmp_path / "log").exists, within=60, what="the log")
     with pytest.raises(subprocess.TimeoutExpired):

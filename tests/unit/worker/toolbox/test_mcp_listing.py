@@ -91,7 +91,7 @@ def test_a_pinned_tool_that_reads_differently_is_not_offered(
     assert "is pinned; review it" in caplog.text
 
 
-def test_the_digest_changes_with_whatever_a_model_is_told() -> None:
+def test_the_digest_changes_with_whatever_a_model_is_sent() -> None:
     told = [
         offered(),
         offered("counted"),
