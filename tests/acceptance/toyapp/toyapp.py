@@ -42,8 +42,11 @@ app.conf.update(json.loads(os.environ.get("TOY_CONF", "{}")))
 
 signals.worker_init.connect(refuse_greenlet_pools)
 
+# With a timeout of the socket, redis-py sends inside `asyncio.wait_for`, which on Python 3.11 loses
+# a cancellation that comes as the sending ends: a task would outlast its time limit.
 notes = PerLoop(
-    lambda: redis.asyncio.Redis.from_url(NOTES, decode_responses=True), lambda r: r.aclose()
+    lambda: redis.asyncio.Redis.from_url(NOTES, decode_responses=True, socket_timeout=None),
+    lambda r: r.aclose(),
 )
 sync_notes = redis.Redis.from_url(NOTES, decode_responses=True)
 barriers: dict[str, asyncio.Barrier] = {}
