@@ -37,6 +37,14 @@ def look_and_block(step: int) -> int:
     return step
 
 
+@tool(name="look", approval=True)
+def look_when_approved(step: int) -> int:
+    """Add a byte to the file `EFFECTS`, for each call that is made."""
+    with Path(os.environ["EFFECTS"]).open("ab", buffering=0) as file:
+        file.write(b".")
+    return step
+
+
 runner = Agent("runner", model="openai:benchmark", tools=[look], max_steps=1000, token_limit=None)
 silent = Agent(  # the service sends no headers about limits
     "silent", model="google:benchmark", tools=[look], max_steps=1000, token_limit=None
@@ -47,3 +55,4 @@ reader = Agent(
 blocker = Agent(
     "blocker", model="openai:benchmark", tools=[look_and_block], max_steps=1000, token_limit=None
 )
+asker = Agent("asker", model="openai:benchmark", tools=[look_when_approved], time_limit=None)

@@ -153,3 +153,14 @@ def test_a_map_reduce_is_measured_beside_a_plain_batch(tmp_path: Path) -> None:
     assert all(row["over_ideal"] > 1 for row in found["rows"])
     (graph,) = rows(found, what="map-reduce")
     assert 0 < graph["gap"] < graph["wall"]
+
+
+@pytest.mark.long
+def test_calls_that_wait_for_people_are_measured_beside_an_idle_fleet(tmp_path: Path) -> None:
+    found = measured(tmp_path, "approvals", "--runs", "30", "--seconds", "2")
+
+    (idle,), (waiting,) = rows(found, what="idle"), rows(found, what="waiting")
+    assert all(one["worker_ms"] > 0 and one["commands"] > 0 for one in (idle, waiting))
+    assert waiting["kb_per_run"] > 1
+    (decided,) = rows(found, what="decided")
+    assert decided["done"] >= decided["decide"] > 0
