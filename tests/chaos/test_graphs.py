@@ -21,7 +21,7 @@ from typing import Literal, Self
 import orjson
 import pytest
 import redis
-from support.chaos.recount import ENDED, read_runs
+from support.chaos.recount import check_linked_runs
 from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.fleet_workers import FleetWorker
@@ -235,7 +235,8 @@ def play(size: Size, server: RedisServer) -> None:
                 assert batch.wait(ENDS).ok, batch.progress()
             seconds = time.monotonic() - began
             with redis.Redis.from_url(server.url, decode_responses=True) as client:
-                lost = check_records(client)
+                lost = check_linked_runs(client)
+                assert not client.exists(Keys().of(FOLLOW_UPS))
             check_costs(fleet, all_runs(fleet, ids, handed, batches))
         finally:
             played.end()
@@ -251,21 +252,6 @@ def play(size: Size, server: RedisServer) -> None:
         f"{seconds:.0f} s, {played.kills} kills, {len(requests)} calls, "
         f"{repeated(requests)} repeated, {lost} ambiguous\n"
     )
-
-
-def check_records(client: redis.Redis) -> int:
-    """Assert that each run has ended once, and nothing waits; return how many calls may repeat."""
-    due = [Keys().due(shard) for shard in range(Keys().shards)]
-    wait_until(lambda: not any(client.exists(key) for key in due), within=60, what="nothing due")
-    assert not client.exists(Keys().of(FOLLOW_UPS))
-    lost = 0
-    for run in read_runs(client):
-        ends = [status for status in run.statuses if status in ENDED]
-        assert ends == run.statuses[-1:], (run.run_id, run.statuses)
-        assert (run.due, run.gaps, run.header["token"]) == (False, False, ""), run.header
-        assert "after" not in run.header or run.header["status"] == "failed"
-        lost += sum(bool(entry.get("ambiguous")) for entry in run.lost.values())
-    return lost
 
 
 def all_runs(

@@ -1,6 +1,7 @@
-"""A tree of runs while workers are killed: it is complete, nothing is done twice, costs add up.
+"""A tree of runs while workers and Redis end: it is complete, nothing is done twice, costs add up.
 
-The large size is `CHAOS_TREE` (100x10) with `CHAOS_KILLS` (20); it prints figures.
+The large size is `CHAOS_TREE` (100x10) with `CHAOS_KILLS` (20) of workers and `CHAOS_REDIS_KILLS`
+(4) ends of Redis, every other one by SIGKILL; it prints figures.
 """
 
 import os
@@ -9,10 +10,14 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import orjson
 import pytest
+import redis
+from support.chaos.recount import check_linked_runs
 from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.fleet_workers import FleetWorker
@@ -30,8 +35,32 @@ from stepfleet.worker.testing import (
 AGENTS = Path(__file__).parent / "agent_modules" / "tree_agents.py"
 WORKERS = 4
 ENDS = 900.0
+Strike = Literal["worker", "redis", "redis stop"]
 
 pytestmark = pytest.mark.timeout(2 * ENDS)
+
+
+@dataclass(frozen=True)
+class Size:
+    """A tree, and how often workers and Redis end while it grows."""
+
+    branches: int
+    leaves: int
+    kills: int
+    redis_kills: int
+    seed: int = 1
+
+    @property
+    def calls(self) -> int:
+        """About as many model calls as the tree takes."""
+        return self.branches * (2 + self.leaves)
+
+    def strikes(self, draw: random.Random) -> list[Strike]:
+        """Return what ends, in some order: every other end of Redis is by SIGKILL."""
+        ends: list[Strike] = ["redis", "redis stop"]
+        found: list[Strike] = ["worker"] * self.kills
+        found += [ends[n % 2] for n in range(self.redis_kills)]
+        return draw.sample(found, len(found))
 
 
 def rules(request: RequestRecord) -> Reply:
@@ -59,10 +88,10 @@ def tree_of(fleet: Fleet, result: AgentRunResult) -> Iterator[AgentRunResult]:
             yield from tree_of(fleet, fleet.runs.result(end.run_id))
 
 
-def play(branches: int, leaves: int, kills: int, redis: RedisServer, seed: int) -> None:
-    """Grow a tree, kill workers at random, and recount."""
-    draw = random.Random(seed)
-    with short_folder() as folder, Fleet(redis.url) as fleet:
+def play(size: Size, server: RedisServer) -> None:
+    """Grow a tree, end workers and Redis at random, and recount."""
+    draw = random.Random(size.seed)
+    with short_folder() as folder, Fleet(server.url) as fleet:
         calls = folder / "calls.jsonl"
         log = RequestLog(keep=0, path=calls)
         with ModelServer(rules, log=log) as model:
@@ -70,43 +99,45 @@ def play(branches: int, leaves: int, kills: int, redis: RedisServer, seed: int) 
 
             def launch(number: int) -> FleetWorker:
                 name = f"w{number}"
-                return FleetWorker(folder, redis.url, model.url, name=name, env=env).launch()
+                return FleetWorker(folder, server.url, model.url, name=name, env=env).launch()
 
             workers = [launch(number) for number in range(WORKERS)]
             try:
                 root = load_agents(str(AGENTS))["root"]
-                began, key = time.monotonic(), f"root {branches}x{leaves}"
-                run_id = fleet.submit(root, key)
-                for kill in range(kills):
-                    so_far = branches * (2 + leaves) * (kill + 1) // (kills + 2)
+                began = time.monotonic()
+                run_id = fleet.submit(root, f"root {size.branches}x{size.leaves}")
+                for number, strike in enumerate(size.strikes(draw)):
+                    so_far = size.calls * (number + 1) // (size.kills + size.redis_kills + 2)
                     wait_until(lambda: answered(calls) >= so_far, within=ENDS, what="more calls")  # noqa: B023
-                    draw.choice(workers).end()  # SIGKILL; those that live go on
-                    workers = [one for one in workers if one.exit_code is None]
-                    workers.append(launch(WORKERS + kill))
+                    if strike == "worker":
+                        draw.choice(workers).end()  # SIGKILL; those that live go on
+                        workers = [one for one in workers if one.exit_code is None]
+                        workers.append(launch(WORKERS + number))
+                        continue
+                    server.kill() if strike == "redis" else server.stop()
+                    server.start()
                 result = fleet.runs.wait(run_id, timeout=ENDS)
                 seconds = time.monotonic() - began
                 found = list(tree_of(fleet, result))
+                with redis.Redis.from_url(server.url, decode_responses=True) as client:
+                    lost = check_linked_runs(client)
             finally:
                 for worker in workers:
                     worker.end()
             assert not model.violations
         sent = [orjson.loads(line) for line in calls.read_bytes().splitlines()]
-    check(result, found, sent, branches, leaves)
-    told = sum(one.ambiguous for run in found for one in run.lost_attempts)
+    check(result, found, size)
+    assert repeated(sent) <= lost, "a call was paid twice, and no record tells of it"
     sys.stdout.write(
-        f"\n1 x {branches} x {leaves}: {len(found)} runs in {seconds:.0f} s, {kills} kills, "
-        f"{len(sent)} model calls, {repeated(sent)} repeated, {told} ambiguous\n"
+        f"\n1 x {size.branches} x {size.leaves}: {len(found)} runs in {seconds:.0f} s, "
+        f"{size.kills} kills, {size.redis_kills} ends of Redis, "
+        f"{len(sent)} model calls, {repeated(sent)} repeated, {lost} ambiguous\n"
     )
 
 
-def check(
-    result: AgentRunResult,
-    found: list[AgentRunResult],
-    sent: list[dict[str, object]],
-    branches: int,
-    leaves: int,
-) -> None:
+def check(result: AgentRunResult, found: list[AgentRunResult], size: Size) -> None:
     """Assert that the tree is whole, that nothing was done twice unsaid, and that costs add up."""
+    branches, leaves = size.branches, size.leaves
     assert result.status is RunStatus.COMPLETED, result.debug()
     assert result.output == f"{branches} results"
     assert len(found) == 1 + branches * (1 + leaves)
@@ -117,8 +148,6 @@ def check(
     assert result.below_cost_usd == pytest.approx(sum(one.cost_usd for one in below))
     tokens = sum(one.usage.total_tokens for one in found)
     assert result.total_usage.total_tokens == tokens
-    lost = sum(one.ambiguous for run in found for one in run.lost_attempts)
-    assert repeated(sent) <= lost, "a call was paid twice, and no record tells of it"
 
 
 def answered(calls: Path) -> int:
@@ -136,7 +165,7 @@ def repeated(sent: list[dict[str, object]]) -> int:
 
 def test_a_small_tree_survives_killed_workers(own_redis: Callable[..., RedisServer]) -> None:
     """MULTI-04, MULTI-08, COST-14: in the gate."""
-    play(8, 4, 4, own_redis(), seed=1)
+    play(Size(8, 4, kills=4, redis_kills=1), own_redis())
 
 
 @pytest.mark.chaos
@@ -144,4 +173,6 @@ def test_a_large_tree_survives_killed_workers(own_redis: Callable[..., RedisServ
     """MULTI-04, MULTI-08, COST-14."""
     branches, leaves = map(int, os.environ.get("CHAOS_TREE", "100x10").split("x"))
     kills = int(os.environ.get("CHAOS_KILLS", "20"))
-    play(branches, leaves, kills, own_redis(), seed=int(os.environ.get("CHAOS_SEED", "1")))
+    ends = int(os.environ.get("CHAOS_REDIS_KILLS", "4"))
+    seed = int(os.environ.get("CHAOS_SEED", "1"))
+    play(Size(branches, leaves, kills, ends, seed), own_redis())

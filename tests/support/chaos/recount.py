@@ -157,6 +157,28 @@ def read_runs(client: "redis.Redis") -> list[RawRun]:
     return found
 
 
+def check_linked_runs(client: "redis.Redis") -> int:
+    """Assert that each run has ended once, and that none waits for another one or a person.
+
+    Returns how many calls are listed as perhaps made twice.
+    """
+
+    def left() -> list[str]:
+        """Return what is left of runs that wait."""
+        kinds = ("due", "asks", "run:*:returns")
+        return [key for kind in kinds for key in client.scan_iter(f"sf:{{s*}}:{kind}", count=1000)]
+
+    wait_until(lambda: not left(), within=60, what="nothing that is due, asked or owed")
+    lost = 0
+    for run in read_runs(client):
+        ends = [status for status in run.statuses if status in ENDED]
+        assert ends == run.statuses[-1:], (run.run_id, run.statuses)
+        assert (run.due, run.gaps, run.header["token"]) == (False, False, ""), run.header
+        assert "after" not in run.header or run.header["status"] == "failed"
+        lost += sum(bool(entry.get("ambiguous")) for entry in run.lost.values())
+    return lost
+
+
 def _read(client: "redis.Redis", key: str, run_id: str, shard: int, due: set[str]) -> RawRun:
     asked = client.pipeline(transaction=False)
     for part in ("", ":log", ":journal", ":lost"):
