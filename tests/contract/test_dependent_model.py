@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from support.protocol.dependents import DependentMachine, DependentsAlone
-from support.protocol.machine import run_machine
+from support.protocol.machine import run_machine, run_until_all
 from support.protocol.mutations import SEARCH, Mutation, texts_with
 from support.protocol.rig import rig
 from support.servers.redis_servers import RedisServer
@@ -22,7 +22,6 @@ GATE = settings(
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
-MORE = 5
 SOAK = settings(GATE, max_examples=1_500, stateful_step_count=60, derandomize=False)
 OPERATIONS = {
     *("create behind", "follow", "arrived", "look later", "wait again", "begin", "purge"),
@@ -153,12 +152,7 @@ QUICK = {
 def test_runs_behind_others_keep_the_invariants(redis_server: RedisServer) -> None:
     """MULTI-04: a run begins once, behind the ends of all before it, and never waits for none."""
     with rig(redis_server.unix_url) as shared:
-        run_machine(shared, GATE, DependentsAlone)
-        for _ in range(MORE):  # in the company of other modules an operation may be missing
-            if shared.told.keys() >= OPERATIONS:
-                break
-            run_machine(shared, settings(GATE, derandomize=False), DependentsAlone)
-    assert shared.told.keys() >= OPERATIONS
+        run_until_all(shared, GATE, OPERATIONS, DependentsAlone)
 
 
 @pytest.mark.soak

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from support.protocol.linked import LinkedMachine, LinksAlone
-from support.protocol.machine import run_machine
+from support.protocol.machine import run_machine, run_until_all
 from support.protocol.mutations import SEARCH, Mutation, texts_with
 from support.protocol.rig import rig
 from support.servers.redis_servers import RedisServer
@@ -25,7 +25,6 @@ GATE = settings(
     phases=[Phase.generate, Phase.shrink],
     suppress_health_check=list(HealthCheck),
 )
-MORE = 5
 SOAK = settings(GATE, max_examples=1_500, stateful_step_count=60, derandomize=False)
 OPERATIONS = {"create child", "follow", "answer", "settled", "asks", "take", "leave", "retry"}
 
@@ -116,12 +115,7 @@ MUTATIONS = {
 def test_links_between_runs_keep_the_invariants(redis_server: RedisServer) -> None:
     """MULTI-04, MULTI-07, MULTI-08: an answer counts once, and nothing that is owed is lost."""
     with rig(redis_server.unix_url) as shared:
-        run_machine(shared, GATE, LinksAlone)
-        for _ in range(MORE):  # in the company of other modules an operation may be missing
-            if shared.told.keys() >= OPERATIONS:
-                break
-            run_machine(shared, settings(GATE, derandomize=False), LinksAlone)
-    assert shared.told.keys() >= OPERATIONS
+        run_until_all(shared, GATE, OPERATIONS, LinksAlone)
 
 
 @pytest.mark.soak

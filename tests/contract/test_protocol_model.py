@@ -5,7 +5,7 @@ After each of them the invariants of the design hold, and nothing but what the m
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
-from support.protocol.machine import run_machine
+from support.protocol.machine import run_machine, run_until_all
 from support.protocol.pages import paged
 from support.protocol.rig import rig
 from support.servers.redis_servers import RedisServer
@@ -34,7 +34,6 @@ OPERATIONS = {
     *("take", "keep", "leave", "deliver call", "deliver result"),
 }
 SELDOM = 4
-MORE = 3
 SOAK = settings(GATE, max_examples=5_000, stateful_step_count=100, derandomize=False)
 
 
@@ -43,14 +42,8 @@ SOAK = settings(GATE, max_examples=5_000, stateful_step_count=100, derandomize=F
 def test_random_operations_keep_the_invariants(redis_server: RedisServer) -> None:
     """DIST-03, DIST-04, DIST-05, DIST-06, DIST-08, DIST-10, DIST-13: tens of thousands of them."""
     with rig(redis_server.unix_url) as shared:
-        run_machine(shared, GATE)
-        for _ in range(MORE):  # in another company an operation may be rarer
-            if all(shared.told.get(name, 0) >= SELDOM for name in OPERATIONS):
-                break
-            run_machine(shared, settings(GATE, derandomize=False))
+        run_until_all(shared, GATE, OPERATIONS, times=SELDOM)
     assert shared.operations > 12_000
-    assert shared.told.keys() >= OPERATIONS
-    assert min(shared.told[name] for name in OPERATIONS) >= SELDOM, shared.told
 
 
 @pytest.mark.timeout(300)

@@ -37,6 +37,8 @@ LONG = 20_000_000
 JUMPS = (GRACE, RETRY_WAIT, LEASE, LEASE, LONG, -GRACE)
 ROUNDS_TO_THE_END = 12
 OFTEN = 48
+MORE = 5
+"""Further searches for operations that were too rare."""
 
 PICK = st.integers(0, 63)
 SIZE = st.integers(1, 9)
@@ -46,6 +48,22 @@ def run_machine(shared: Rig, profile: settings, kind: Any = None) -> None:
     """Run random examples as `profile` says. Raises `AssertionError` on the first difference."""
     machine: Any = partial(kind or ProtocolMachine, shared)
     run_state_machine_as_test(machine, settings=profile)
+
+
+def run_until_all(
+    shared: Rig, profile: settings, operations: set[str], kind: Any = None, times: int = 1
+) -> None:
+    """Run examples until each of the operations was done so many times.
+
+    In the company of other modules Hypothesis draws other examples, and an operation may be rarer.
+    """
+    run_machine(shared, profile, kind)
+    for _ in range(MORE):
+        if all(shared.told.get(name, 0) >= times for name in operations):
+            break
+        run_machine(shared, settings(profile, derandomize=False), kind)
+    assert shared.told.keys() >= operations
+    assert min(shared.told[name] for name in operations) >= times, shared.told
 
 
 class ProtocolMachine(CallRules, ControlRules):
