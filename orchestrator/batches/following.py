@@ -54,6 +54,10 @@ class Ended:
     given: str = ""
 
 
+class _TurnLostError(Exception):
+    """This worker was silent for so long that another one may submit the batch."""
+
+
 class Following:
     """Looks after batches that follow others."""
 
@@ -78,11 +82,14 @@ class Following:
             for _ in range(MOST_LEVELS):
                 if not await self._advance(batch_id):
                     break
+        except _TurnLostError:
+            return
         except ConfigurationError as error:  # it was cancelled meanwhile, or its agent is gone
             manifest = await self._batches.find(batch_id)
-            if manifest and not manifest.cancel_requested:
-                await self._index.refuse(batch_id, error.message)
-            await self._index.done(batch_id)
+            if await self._index.hold(batch_id):
+                if manifest and not manifest.cancel_requested:
+                    await self._index.refuse(batch_id, error.message)
+                await self._index.done(batch_id)
         finally:
             await self._index.release(batch_id)
 
@@ -101,7 +108,9 @@ class Following:
         config = await self._config(plan)
         if source and not await self._batches.is_over(source.batch_id, source):
             return False
-        if why := await self._why_not(plan, source):
+        why = await self._why_not(plan, source)
+        await self._hold(batch_id)
+        if why:
             await self._index.refuse(batch_id, why)
         elif source:
             target = await self._target(manifest, plan, source)
@@ -110,6 +119,10 @@ class Following:
                 await self._index.passed(batch_id, target.batch_id, manifest.level + 1)
             return True
         return False
+
+    async def _hold(self, batch_id: str) -> None:
+        if not await self._index.hold(batch_id):
+            raise _TurnLostError
 
     async def _config(self, plan: FollowUp) -> AgentConfig:
         try:
@@ -164,7 +177,7 @@ class Following:
         page = plan.page or 1
         at_once, created = max(ROWS // page, 1), 0
         for first in range(0, target.rows, at_once):
-            await self._index.hold(waits)
+            await self._hold(waits)
             rows = range(first, min(first + at_once, target.rows))
             there = await self._batches.statuses([run_id_of(target.batch_id, n) for n in rows])
             lacking = [n for n, status in zip(rows, there, strict=True) if status is None]
@@ -190,7 +203,7 @@ class Following:
                 new = [run for run, is_new in zip(some, fresh, strict=True) if is_new]
                 await self._submission.publish(new)
             else:  # as many are active as there may be
-                await self._index.hold(waits)
+                await self._hold(waits)
                 await asyncio.sleep(ROOM_SECONDS)
 
     async def _read(

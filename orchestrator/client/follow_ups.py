@@ -53,7 +53,10 @@ async def registered(
     digest = hashlib.sha256(plan.to_json().encode()).hexdigest()
     batch_id = follow_up_id(source.batch_id, digest)
     found, source = await client.batches.find(batch_id), await client.batches.get(source.batch_id)
+    index = FollowUpIndex(client.store.connection, client.store.keys, client.batches)
     if found and not found.refused:
+        if not (found.sealed or found.cancel_requested):
+            await index.wake(batch_id)  # the client that has registered it may have died before
         return found, False
     await _ensure_room(client, source)
     await client.accept([config])
@@ -70,8 +73,7 @@ async def registered(
         follows=source.batch_id,
         plan=plan,
     )
-    store = client.store
-    await FollowUpIndex(store.connection, store.keys, client.batches).register(manifest)
+    await index.register(manifest)
     if await client.batches.is_over(source.batch_id, source):  # no worker will see it end
         await client.control.interrupt_batch(source.batch_id)
     return manifest, True

@@ -74,8 +74,20 @@ MUTATIONS = {
     ),
     "what is owed is dispatched once": Mutation(
         "rescue",
-        "elseif h[10] or (h[9] == '1' and h[1] and h[1] ~= 'paused') then",
+        "elseif owes(h[1], h[9], h[10]) then",
         "elseif false then",
+    ),
+    "what is owed waits for the end of the fleet's pause": Mutation(
+        "rescue", "not is_open and owes(h[1], h[6], h[7]) and owing", "nil"
+    ),
+    "a logged end forgets the runs that its step has waited for": Mutation(
+        "commit", "  elseif orphans ~= '' then\n", "  elseif false then\n"
+    ),
+    "who leaves a call puts off the look that a resume has asked for": Mutation(
+        "leave", "if number(due[1]) < number(due[2]) then", "if false then"
+    ),
+    "a call that is looked after is not looked at behind a resume": Mutation(
+        "common", "elseif string.find(place, '^@run:') then", "elseif false then"
     ),
     "a child owes its end to nobody": Mutation(
         "create", "if a.returns == '1' then", "if false then"
@@ -101,7 +113,7 @@ MUTATIONS = {
         "resume", "redis.call('HDEL', run_key, 'reach')", "local _"
     ),
     "a retry leaves the cancel to be passed on": Mutation(
-        "retry", "'parked', 'reach')", "'parked')"
+        "retry", "'parked', 'reach', 'orphans')", "'parked')"
     ),
     "a resume looks after questions at once": Mutation(
         "resume",

@@ -90,7 +90,7 @@ BUGS = {
         "resume", "redis.call('HDEL', run_key, 'reach')", "local _", REQUESTS
     ),
     "a held run that is cancelled forgets the runs below": Seeded(
-        "commit", "if a.log == '' then reach('cancel', now) end", "", HELD
+        "commit", "owes = reach('cancel', now) or owes", "local _", HELD
     ),
     "a hand-off is not committed": Seeded("commit", "if a.agent then", "if false then", NEXT),
     "a hand-off keeps the configuration of the agent before": Seeded(

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
 from importlib import metadata
@@ -34,7 +35,7 @@ from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
 from stepfleet.worker.runtime.connect import process_name
 from stepfleet.worker.runtime.crash_points import Visit
-from stepfleet.worker.runtime.rescuer import Rescuer
+from stepfleet.worker.runtime.rescuer import Rescuer, Settle
 from stepfleet.worker.telemetry.instrumentation import Instrumentation
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,14 @@ LONG_PER_SLOT = 10
 """A queue with more messages per slot than this is long: they need not be published again."""
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """What follows ends: `settle` sends what a run owes to others, `batch_ended` is set."""
+
+    settle: Settle
+    batch_ended: asyncio.Event
+
+
 def background_tasks(
     opened: OpenStore,
     agents: Sequence[Agent],
@@ -69,9 +78,9 @@ def background_tasks(
     app: Celery,
     crash: Visit,
     instrumentation: Instrumentation,
-    batch_ended: asyncio.Event,
+    ends: Ends,
 ) -> list[asyncio.Task[None]]:
-    """Start them; they run until they are cancelled. `batch_ended` is set when one may have."""
+    """Start them; they run until they are cancelled."""
     settings = opened.settings
     slots = leases.slots() if leases.slots else settings.slots
     rescuer = Rescuer(
@@ -83,12 +92,13 @@ def background_tasks(
         long_queue=min(settings.slots, LONG_PER_SLOT * slots),
         jitter=random.random,
     )
+    rescuer.settle = ends.settle
     rescuer.calm = rescuer.clock.tolerance = settings.lease / RENEWALS_PER_LEASE
     named = {
         "stepfleet-rescuer": rescuer.watch(crash, instrumentation.rescued),
         "stepfleet-heartbeat": heartbeat(opened, agents, leases, app),
         "stepfleet-records": keep_records(opened),
-        "stepfleet-batches": keep_batches(opened, batch_ended),
+        "stepfleet-batches": keep_batches(opened, ends.batch_ended),
         "stepfleet-schedules": keep_schedules(opened),
     }
     tasks = [asyncio.create_task(work, name=name) for name, work in named.items()]

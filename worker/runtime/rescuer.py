@@ -8,7 +8,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from stepfleet.orchestrator.errors import AgentException, StoreError
@@ -23,8 +23,11 @@ from stepfleet.worker.runtime.crash_points import Visit, unharmed
 
 log = logging.getLogger(__name__)
 
+Settle = Callable[[str], Awaitable[None]]
 MOST_PER_SHARD = 200
 MOST_SCANS = 100
+MOST_SETTLED = 50
+"""Runs whose debts to others are settled at once."""
 MOST_AGAIN = 40
 """So many hints may one scan publish again in a long queue, over all shards (one of each, where
 there are more): otherwise every run that waits there would add hints without end."""
@@ -91,6 +94,8 @@ class Rescuer:
     `calm`: for so many seconds after an error of a shard nothing of it is rescued. Workers that
     could not renew their leases meanwhile are alive, and hold what was paid for: they come first.
     `clock`: where it notices that Redis's was set forward, nothing is rescued for twice as long.
+    `settle`: what sends a run's end, or a request to it, to others; this worker does it at once,
+    since all slots may be taken by the runs that are to be cancelled. Without it a step does it.
     """
 
     def __init__(
@@ -114,6 +119,9 @@ class Rescuer:
         self.calm = 0.0
         self.clock = StoreClock()
         self.again = MOST_AGAIN
+        self.settle: Settle | None = None
+        self._settling: dict[str, asyncio.Task[None]] = {}
+        self._room = asyncio.Semaphore(MOST_SETTLED)
         self._pending: dict[int, asyncio.Task[Any]] = {}
         self._calm_until: dict[int, float] = {}
 
@@ -144,10 +152,29 @@ class Rescuer:
             self.forget()
 
     def forget(self) -> None:
-        """Drop the requests that shards have not answered."""
-        for request in self._pending.values():
-            request.cancel()
+        """Drop the requests that shards have not answered, and what is not settled yet."""
+        for task in (*self._pending.values(), *self._settling.values()):
+            task.cancel()
         self._pending.clear()
+        self._settling.clear()
+
+    def _settle(self, run_ids: Sequence[str], settle: Settle) -> None:
+        """Begin to settle what runs owe; what fails is found again by a later scan."""
+
+        async def one(run_id: str) -> None:
+            try:
+                async with self._room:
+                    await settle(run_id)
+            except (AgentException, OSError) as error:
+                log.warning("what run %s owes to others is settled later: %s", run_id, error)
+            except Exception:
+                log.exception("what run %s owes to others cannot be settled", run_id)
+            finally:
+                self._settling.pop(run_id, None)
+
+        for run_id in run_ids:
+            if run_id not in self._settling:
+                self._settling[run_id] = asyncio.create_task(one(run_id))
 
     async def take_turn(self) -> Collection[int]:
         """Return the shards that this rescuer is to scan now: no other one has recently.
@@ -229,18 +256,23 @@ class Rescuer:
         failed = {shard: error for shard, one in answered.items() if (error := one.exception())}
         replies = [one.result() for shard, one in answered.items() if shard not in failed]
         self._calm_until |= dict.fromkeys(failed, time.monotonic() + self.calm)
-        hints = [hint for reply in replies for hint in _hints(reply[3:])]
+        hints = [hint for reply in replies for hint in _hints(reply[4:])]
+        owing = [hint for reply in replies for hint in _hints(reply[3])]
         behind = [hint for reply in replies for hint in _hints(reply[2])]
         calls = [call for reply in replies for call in _calls(reply[1])]
-        if hints or calls or behind:
+        count = len(hints) + len(behind) + len(calls) + len(owing)
+        if count:
             crash("rescue-saved")
+        if self.settle is None:
+            hints += owing
+        else:
+            self._settle([hint.run_id for hint, _ in owing], self.settle)
         await self._dispatch.publish(hints)
         await self._dispatch.publish(behind, behind=True)
         await self._dispatch.publish_calls(calls)
         for error in failed.values():
             if not replies or not isinstance(error, StoreError):
                 raise error
-        count = len(hints) + len(behind) + len(calls)
         return count, any(int(reply[0]) >= MOST_PER_SHARD for reply in replies)
 
     async def _request(

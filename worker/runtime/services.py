@@ -35,7 +35,7 @@ from stepfleet.worker.leases.renewal import Renewal
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.ticker import Ticker
-from stepfleet.worker.runtime.background import background_tasks, report
+from stepfleet.worker.runtime.background import Ends, background_tasks, report
 from stepfleet.worker.runtime.circuits import CircuitBreaker
 from stepfleet.worker.runtime.compose import Collaborators
 from stepfleet.worker.runtime.connect import child_name, connect, disconnect, process_name
@@ -224,7 +224,7 @@ class LoopServices:
                 app,
                 self._crash,
                 instrumentation,
-                self._batch_ended,
+                Ends(self._linked.settle, self._batch_ended),
             )
         self._tasks += [asyncio.create_task(one.watch()) for one in self._deliveries]
         if circuits:

@@ -326,5 +326,6 @@ class Batches:
         """Return whether nothing is left; an ended batch is kept for one more retention time."""
         since = manifest.expires or manifest.created
         past = await self.now() - since > self._retention
-        had_runs = manifest.total > 0 or manifest.refused is not None
-        return past and had_runs and not any(counters)
+        # One that waits for the end of another batch has no runs, and stays.
+        is_whole = manifest.total > 0 or manifest.refused is not None or manifest.cancel_requested
+        return past and is_whole and not any(counters)

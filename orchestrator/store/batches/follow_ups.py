@@ -42,7 +42,11 @@ class FollowUpIndex:
         await self._batches.register(manifest)
         await self.link(manifest.follows or "", batch_id)
         await execute("HDEL", self._keys.manifest(batch_id), "refused", "sealed")
-        await self.call([batch_id])
+        await self.wake(batch_id)  # a worker that looked before the manifest was there forgot it
+
+    async def wake(self, batch_id: str) -> None:
+        """Have workers look at a batch that waits, also where they have forgotten it."""
+        await self._connection.execute("ZADD", self._index, 0, batch_id)
 
     async def link(self, batch_id: str, following: str) -> None:
         """Note with a batch which one follows it."""
@@ -72,11 +76,15 @@ class FollowUpIndex:
         later = await self._now() + LATER_MS
         await self._connection.execute("ZADD", self._index, "XX", later, batch_id)
 
-    async def hold(self, batch_id: str) -> None:
-        """Keep the turn while submitting; soon after the end of the last one others look."""
+    async def hold(self, batch_id: str) -> bool:
+        """Keep the turn while submitting; soon after the end of the last one others look.
+
+        Returns false where it is another's by now.
+        """
         till = await self._now() + TURN_MS
-        await self._turns.hold(self._turn(batch_id))
+        held = await self._turns.hold(self._turn(batch_id))
         await self._connection.execute("ZADD", self._index, "XX", till, batch_id)
+        return held
 
     async def release(self, batch_id: str) -> None:
         """Give the turn back, unless it is another's."""

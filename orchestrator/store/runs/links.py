@@ -14,6 +14,7 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import RunScripts
+from stepfleet.orchestrator.store.records.codec import milliseconds
 from stepfleet.orchestrator.store.runs.reading import unknown_run
 from stepfleet.orchestrator.store.runs.submission import address_of, call_at
 
@@ -59,23 +60,37 @@ class Links:
         """Return what a run owes to others now."""
         key = self._keys.run(run_id)
         header, addresses = await self._connection.execute_all(
-            ("HMGET", key, "status", "returns", "reach", "waiting", "step", "seq"),
+            ("HMGET", key, "status", "returns", "reach", "orphans", "waiting", "step", "seq"),
             ("SRANDMEMBER", f"{key}:returns", PAGE),
         )
-        status, returns, reach, waiting, step, seq = header
+        status, returns, reach, orphans, waiting, step, seq = header
         seen = int(seq or 0)
         has_ended = status is not None and Lifecycle(status).is_terminal
         calls = tuple(map(call_at, addresses)) if returns == "1" and has_ended else ()
         if not reach:
             return Owed(calls, seen=seen)
-        runs = await self._awaited(key, waiting or "", step)
+        found = await self._awaited(key, waiting or "", step)
+        runs = tuple(orphans.split()) if orphans else tuple(found.values())
         return Owed(calls, Want(reach), runs, seen)
 
     async def awaited(self, run_id: str) -> tuple[str, ...]:
         """Return the runs whose ends a run waits for now, since calls of its step are these."""
         key = self._keys.run(run_id)
         waiting, step = await self._connection.execute("HMGET", key, "waiting", "step")
-        return await self._awaited(key, waiting or "", step)
+        return tuple((await self._awaited(key, waiting or "", step)).values())
+
+    async def begun(self, run_id: str) -> frozenset[str]:
+        """Return the runs among these that a worker may be starting at this moment."""
+        key = self._keys.run(run_id)
+        waiting, step = await self._connection.execute("HMGET", key, "waiting", "step")
+        found = await self._awaited(key, waiting or "", step)
+        if not found:
+            return frozenset()
+        names = [f"{part}:{index}" for index in found for part in "ol"]
+        values = await self._connection.execute("HMGET", f"{key}:journal", *names)
+        now = milliseconds(await self._connection.now())
+        pairs = zip(found.values(), values[::2], values[1::2], strict=True)
+        return frozenset(run for run, owner, till in pairs if owner and float(till or 0) > now)
 
     async def started(self, run_id: str) -> tuple[str, ...]:
         """Return the runs that calls of a run's open step have started, ended ones too."""
@@ -91,13 +106,14 @@ class Links:
         )
         return tuple(one for one, exists in zip(ids, there, strict=True) if exists)
 
-    async def _awaited(self, key: str, waiting: str, step: str) -> tuple[str, ...]:
+    async def _awaited(self, key: str, waiting: str, step: str) -> dict[int, str]:
+        """Return the runs that calls wait for, by the indexes of these."""
         waits = [one for one in waits_in(waiting, step) if one.queue == Awaited.RUN]
         if not waits:
-            return ()
+            return {}
         names = [f"k:{one.index}" for one in waits]
         found = await self._connection.execute("HMGET", f"{key}:journal", *names)
-        return tuple(one for one in found if one)
+        return {wait.index: one for wait, one in zip(waits, found, strict=True) if one}
 
     async def settled(self, run_id: str, owed: Owed) -> int:
         """Note that these calls were answered, and that the request has reached its runs.

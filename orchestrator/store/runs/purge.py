@@ -12,6 +12,8 @@ from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.records.codec import milliseconds
 
 PAGE = 500
+LOOKS, LOOK_SECONDS = 10, 0.2
+"""How often, and how soon, runs are looked at again that owe their end to others."""
 _RUN = "run:"
 
 
@@ -41,18 +43,35 @@ class Purging:
     async def purge(self, what: Purge) -> AsyncIterator[int]:
         """Remove matching runs, or count them in a dry run; yield their number after each page.
 
-        Repeating it is harmless. Raises `StoreError` when Redis stays out of reach.
+        Those whose end other runs are to learn go when they know it; where no worker tells them
+        within two seconds, they stay. Repeating it is harmless. Raises `StoreError` when Redis
+        stays out of reach.
         """
         before = milliseconds(await self._connection.now()) - round(what.older_than * 1000)
         statuses = f" {' '.join(what.statuses)} " if what.statuses else " "
         conditions = (statuses, before, what.batch_id or "", "1" if what.dry_run else "")
-        done = 0
+        done, owing = 0, list[str]()
         async for page in self.pages(what.batch_id):
-            found = (self._one(run_key, conditions) for run_key in page)
-            done += sum(await asyncio.gather(*found))
+            removed, left = await self._page(page, conditions)
+            done, owing = done + removed, owing + left
             yield done
-        if what.is_whole_batch and what.batch_id:
+        for _ in range(LOOKS):
+            if not owing:
+                break
+            await asyncio.sleep(LOOK_SECONDS)
+            removed, owing = await self._page(owing, conditions)
+            done += removed
+            yield done
+        if what.is_whole_batch and what.batch_id and not owing:
             await self._forget(what.batch_id)
+
+    async def _page(
+        self, page: Sequence[str], conditions: tuple[object, ...]
+    ) -> tuple[int, list[str]]:
+        """Return how many of these runs were removed, and those that owe their end to others."""
+        replies = await asyncio.gather(*(self._one(run_key, conditions) for run_key in page))
+        owing = [key for key, reply in zip(page, replies, strict=True) if reply < 0]
+        return sum(reply for reply in replies if reply > 0), owing
 
     async def _one(self, run_key: str, conditions: tuple[object, ...]) -> int:
         tag, _, run_id = run_key.partition(_RUN)

@@ -227,6 +227,7 @@ def unknown_run(run_id: str) -> ConfigurationError:
 _RETRY_FIELDS = (
     *("v", "agent", "config", "overrides", "slim", "since", "created", "updated"),
     *("execution_started", "status", "step", "seq", "want", "want_note"),
+    *("tenant", "batch", "billed"),  # who pays: what a step has cost is taken back from them
 )
 
 

@@ -47,18 +47,18 @@ class Dying(FollowUpIndex):
 
     holds = 0
 
-    async def hold(self, batch_id: str) -> None:
-        """Die at the third time."""
+    async def hold(self, batch_id: str) -> bool:
+        """Die at the fourth time: the first one is before the first page."""
         self.holds += 1
-        if self.holds == 3:
+        if self.holds == 4:
             raise asyncio.CancelledError
-        await super().hold(batch_id)
+        return await super().hold(batch_id)
 
     async def release(self, batch_id: str) -> None:
         """Do as usual, but not when dead."""
-        if self.holds != 3:
+        if self.holds != 4:
             await super().release(batch_id)
-        self.holds = 4
+        self.holds = 5
 
 
 async def inputs(fleet: AsyncFleet, batch: AsyncBatch) -> dict[str, str]:

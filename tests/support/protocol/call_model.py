@@ -120,7 +120,9 @@ class WaitingModel(Model):
         if call is None:
             take_back(run.calls.get(index, Call()), token)
             return False
-        call.lease = call.look = self.now + LEASE
+        is_asked = call.look < call.lease
+        call.lease = self.now + LEASE
+        call.look = call.look if is_asked else call.lease
         self._arm_if_waiting(run, index)
         return True
 
@@ -131,7 +133,9 @@ class WaitingModel(Model):
         call = self._owned(run, step, index, token)
         if call is None:
             return
-        call.owner, call.look = "", self.now + delay
+        later = self.now + delay
+        call.owner = ""
+        call.look = min(later, call.look) if call.look < call.lease else later
         run.journal |= {f"o:{index}": "", f"n:{index}": ""}
         if f"k:{index}" not in run.journal:
             run.committed.add(token)

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from support.protocol.audit import Dump
 from support.protocol.dependent_model import BEGINNING, DependentModel
-from support.protocol.linked import CUT, LinkedMachine, LinksAlone, plain
+from support.protocol.linked import CUT, LinkedMachine, LinksAlone, owes_others, plain
 from support.protocol.linked_model import Address
 from support.protocol.looks import Look
 from support.protocol.model import GRACE, Run
@@ -220,12 +220,13 @@ class DependentMachine(LinkedMachine):
     @precondition(lambda self: self.model.pick(lambda run: not run.batch))
     @rule(pick=PICK)
     def run_is_removed(self, pick: int) -> None:
-        """Somebody purges a run, cancelled a moment ago perhaps: what it owes is not told."""
+        """Somebody purges a run, cancelled a moment ago perhaps: first others learn of its end."""
         able = self.model.pick(lambda run: not run.batch)
         run = able[pick % len(able)]
         self._control(run, "cancel")
-        if self._may_go(run):
-            self._remove(run)
+        if self._may_go(run) and not self._remove(run):
+            self.settle(run, "")
+            assert self._remove(run)
 
     @precondition(lambda self: self._behind())
     @rule(pick=PICK, word=st.sampled_from(["pause", "cancel"]), then=PICK, size=SIZE)
@@ -259,15 +260,9 @@ class DependentMachine(LinkedMachine):
         is_plain = not run.batch and "." not in run.run_id and not run.calls
         return run.ended and is_plain and run.run_id not in self.model.out
 
-    def _remove(self, run: Run) -> None:
-        """Purge a run; nobody who had to do with it does anything more."""
+    def _remove(self, run: Run) -> bool:
+        """Purge a run, unless it owes its end; nobody who had to do with it does anything more."""
         gone, opened = run.run_id, self.rig.bench.opened
-        self.workers = [one for one in self.workers if one.claim.run_id != gone]
-        self.makers = [one for one in self.makers if one.taken.hint.run_id != gone]
-        self.attendants = [one for one in self.attendants if one.taken.hint.run_id != gone]
-        self.seen = [one for one in self.seen if one[0].run_id != gone]
-        self.unsettled = [one for one in self.unsettled if one[0] != gone]
-        self.asked = [one for one in self.asked if one.args[0].run_id != gone]  # type: ignore[attr-defined]
         shard = opened.keys.shard_of(gone)
         keys = [opened.keys.run(gone), opened.keys.due(shard)]
         asked_at = self.rig.do(opened.connection.now()).timestamp() * 1000 + GRACE
@@ -275,8 +270,18 @@ class DependentMachine(LinkedMachine):
             purge = run_script(
                 opened.connection, "purge", keys, gone, ALL, round(asked_at), NONE, NONE
             )
-            assert int(self.rig.do(purge)) == 1
+            owes = owes_others(run)
+            assert int(self.rig.do(purge)) == (-1 if owes else 1)
+            if owes:
+                return False
             self.model.remove(gone)
+        self.workers = [one for one in self.workers if one.claim.run_id != gone]
+        self.makers = [one for one in self.makers if one.taken.hint.run_id != gone]
+        self.attendants = [one for one in self.attendants if one.taken.hint.run_id != gone]
+        self.seen = [one for one in self.seen if one[0].run_id != gone]
+        self.unsettled = [one for one in self.unsettled if one[0] != gone]
+        self.asked = [one for one in self.asked if one.args[0].run_id != gone]  # type: ignore[attr-defined]
+        return True
 
     def _claim(self, run_id: str, step: int, token: str = "") -> Worker | None:
         worker = super()._claim(run_id, step, token)

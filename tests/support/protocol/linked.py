@@ -306,11 +306,11 @@ class LinkedMachine(ProtocolMachine):
             told = "delivered" if reply_.applied else "before" if reply_.first else "lost"
             assert told == expected, f"answer to {hint}: {told}, expected {expected}"
 
-    @precondition(lambda self: self.model.pick(_owes))
+    @precondition(lambda self: self.model.pick(owes_others))
     @rule(pick=PICK, cut=CUT)
     def debts_are_settled(self, pick: int, cut: str) -> None:
         """A worker tells others of a run's end, or of a request to it."""
-        owing = self.model.pick(_owes)
+        owing = self.model.pick(owes_others)
         self.settle(owing[pick % len(owing)], cut)
 
     @precondition(lambda self: self.unsettled)
@@ -363,12 +363,12 @@ class LinkedMachine(ProtocolMachine):
         waits = self._waiting_for({RUN})
         run, _ = waits[pick % len(waits)]
         self._control(run, word)
-        if then == "late" and _owes(run):
+        if then == "late" and owes_others(run):
             self.settle(run, "half")
             self._control(run, "resume")
             self._control(run, "cancel" if pick % 2 else "pause")
             self.debt_is_settled_late(0)
-        elif then == "settle" and _owes(run):
+        elif then == "settle" and owes_others(run):
             self.settle(run, "")
         elif then == "retry" and run.ended:
             self.ask(run, "retry")
@@ -485,7 +485,8 @@ class LinkedMachine(ProtocolMachine):
             assert round(result.below_cost_usd * 4) == below
 
 
-def _owes(run: Run) -> bool:
+def owes_others(run: Run) -> bool:
+    """Tell whether a run's end, or a request to it, is still to reach others."""
     return bool(run.reach) or (run.ended and run.returns)
 
 

@@ -80,9 +80,22 @@ class LinkedModel(WaitingModel):
         """Return what a run owes to others."""
         run = self.runs[run_id]
         calls = run.followers if run.ended and run.returns else ()
-        below = [one for one in run.awaited if run.reach and run.calls[one].place == RUN]
-        keys = frozenset(run.journal[f"k:{one}"] for one in below)
-        return Owes(frozenset(calls), run.reach, keys, run.seq)
+        below = frozenset(self._below(run) if run.reach else ())
+        return Owes(frozenset(calls), run.reach, run.orphans or below, run.seq)
+
+    def commit(self, run_id: str, step: int, token: str, decision: Decision) -> tuple[str, str]:
+        run = self.runs[run_id]
+        below, was_open = self._below(run), not run.ended
+        reply = super().commit(run_id, step, token, decision)
+        if was_open and run.ended and decision.step and below:
+            run.reach, run.orphans = "cancel", frozenset(below)
+            run.dispatches, run.due = 0, self.now
+        return reply
+
+    def _below(self, run: Run) -> list[str]:
+        """Return the runs that its open step waits for."""
+        calls = [one for one in run.awaited if run.calls[one].place == RUN]
+        return [run.journal[f"k:{one}"] for one in calls]
 
     def settled(self, run_id: str, owes: Owes) -> int:
         """Note that others know; a run that has gone on since owes anew. Returns who is left."""
@@ -90,6 +103,7 @@ class LinkedModel(WaitingModel):
         if run.seq == owes.seen:
             run.followers -= owes.calls
             run.reach = "" if run.reach == owes.request else run.reach
+            run.orphans = run.orphans if run.reach else frozenset()
         run.returns = run.returns and bool(run.followers)
         at_rest = run.ended or run.status == "paused"
         if at_rest and not run.reach and not (run.ended and run.followers):
@@ -102,7 +116,7 @@ class LinkedModel(WaitingModel):
         return len(run.followers)
 
     def rescue(self, *, long_queue: bool) -> tuple[list[Hint], list[Hint]]:
-        owing = [] if self.fleet_paused else self.pick(self._is_overdue_at_rest)
+        owing = self.pick(self._is_overdue_at_rest)
         hints, behind = super().rescue(long_queue=long_queue)
         for run in owing:
             run.due = self.now + GRACE * 2 ** min(run.dispatches, MOST_DOUBLINGS)
@@ -118,13 +132,15 @@ class LinkedModel(WaitingModel):
             for index in run.open_calls:
                 if run.calls[index].place in BY_PEOPLE:
                     run.calls[index].look = run.calls[index].till
+                elif run.calls[index].place:
+                    run.calls[index].look = self.now
         return answer
 
     def retry(self, run_id: str, seq_seen: int) -> str:
         run = self.runs[run_id]
         answer = super().retry(run_id, seq_seen)
         if answer == "retried":
-            run.reach = ""
+            run.reach, run.orphans = "", frozenset()
             for index in run.calls:
                 run.journal.pop(f"t:{index}", None)
         return answer

@@ -136,6 +136,7 @@ class Run:
     followers: set[tuple[int, int, str]] = field(default_factory=set)
     returns: bool = False
     reach: str = ""
+    orphans: frozenset[str] = frozenset()
     after: tuple[str, ...] = ()
     following: set[str] = field(default_factory=set)
     stops: bool = False

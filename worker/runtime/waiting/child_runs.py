@@ -99,7 +99,7 @@ class ChildRuns:
             return SOON
         if status.is_terminal:
             return await self._again(taken)
-        if status is Lifecycle.PAUSED and header.get(PAUSED_BY) == taken.hint.run_id:
+        if header.get(PAUSED_BY) == taken.hint.run_id:
             await self.linked.control.resume(child)
         await self._links.follow(child, taken.hint)
         await self._follow_caller(taken)
@@ -112,10 +112,8 @@ class ChildRuns:
                 await self.linked.control.retry(taken.key, {})
             except StoreError:
                 raise
-            except AgentException:  # it would end at once again: that is the answer
-                return await self._answer(
-                    taken, run_end(result, taken.config.sub_agent_limits.output)
-                )
+            except AgentException:  # it would end at once again, or another one has retried it
+                pass
             if await self._links.follow(taken.key, taken.hint) is None:
                 await self._follow_caller(taken)
                 return LOOK_AGAIN
@@ -123,10 +121,13 @@ class ChildRuns:
         return await self._answer(taken, run_end(result, taken.config.sub_agent_limits.output))
 
     async def _follow_caller(self, taken: TakenCall) -> None:
-        """Do to the run what was done to its caller meanwhile, which may not have known of it."""
+        """Do to the run what was done to its caller meanwhile, which may not have known of it.
+
+        A caller whose step is held waits no longer, since nobody takes it before its time is over.
+        """
         caller = await self._header(taken.hint.run_id)
         status = Lifecycle(caller["status"]) if caller else Lifecycle.CANCELLED
-        if status.is_terminal:
+        if status.is_terminal or caller.get("token"):
             await self.linked.cancel(taken.key, taken.hint.run_id)
         elif status is Lifecycle.PAUSED:
             await self.linked.pause(taken.key, taken.hint.run_id)
@@ -141,7 +142,7 @@ class ChildRuns:
         return LOOK_AGAIN
 
     async def _header(self, run_id: str) -> dict[str, str]:
-        names = ("status", "returns", PAUSED_BY)
+        names = ("status", "token", "returns", PAUSED_BY)
         key = self._opened.keys.run(run_id)
         values = await self._opened.connection.execute("HMGET", key, *names)
         return {k: v for k, v in zip(names, values, strict=True) if v is not None}

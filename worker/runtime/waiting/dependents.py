@@ -12,10 +12,11 @@ from stepfleet.orchestrator.batches.files.lines import input_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.composing import Before, answer_text, composed
 from stepfleet.orchestrator.protocol.guards import dependency_outcome
+from stepfleet.orchestrator.records.batch import is_stalled
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
-from stepfleet.orchestrator.store.batches.batches import Batches
+from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.records.codec import Fields
 from stepfleet.orchestrator.store.records.compression import unpacked
@@ -37,7 +38,7 @@ MOST_LOOKS = 20
 SOON = 2.0
 """The same where a run of its batch is still to be created."""
 CROWDED = 30.0
-"""The same where more runs wait for one than its end is sent to."""
+"""The same where more runs wait for one than its end is sent to, or a submitter has died."""
 _ACTIVE = frozenset({Lifecycle.QUEUED, Lifecycle.IN_PROGRESS})
 _FIELDS = ("status", "slim", "line", "stop_reason", "error")
 
@@ -71,17 +72,28 @@ class DependentRuns:
         """Follow runs; return after how many seconds to look again, whatever comes."""
         replies = dict(zip(runs, await self.waiting.follow(dependent, runs), strict=True))
         gone = [run for run, reply in replies.items() if reply == GONE]
-        if gone and await self._is_growing(dependent):
-            return SOON
+        if gone and (seconds := await self._until_created(dependent, gone)):
+            return seconds
         for run, reply in replies.items():
             if reply in (ENDED, GONE):
                 await self.waiting.arrived(dependent.run_id, run, dependent.header["agent"])
         return CROWDED if FULL in replies.values() else LOOK_AGAIN
 
-    async def _is_growing(self, dependent: Dependent) -> bool:
-        batch = dependent.header.get("batch")
+    async def _until_created(self, dependent: Dependent, gone: Sequence[str]) -> float:
+        """Return after how many seconds to look for runs that are still to be created, if any.
+
+        A submitter that has died is followed by another one, perhaps hours later, but not for runs
+        that are none of this batch.
+        """
+        batch = dependent.header.get("batch", "")
         manifest = await self._batches.find(batch) if batch else None
-        return manifest is not None and not (manifest.sealed or manifest.cancel_requested)
+        if manifest is None or manifest.sealed or manifest.cancel_requested:
+            return 0.0
+        if not is_stalled(manifest, await self._batches.now()):
+            return SOON
+        above = range(int(dependent.header.get("row") or 0))
+        there = await asyncio.to_thread(lambda: {run_id_of(batch, row) for row in above})
+        return 0.0 if there.isdisjoint(gone) else CROWDED
 
     async def _go_on(self, dependent: Dependent) -> bool:
         """Let a run begin or end; return false where it is to be looked at once more."""

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import orjson
 from pydantic_core import to_jsonable_python
@@ -20,7 +21,7 @@ from stepfleet.orchestrator.records.calls.answers import LONGEST_OUTPUT, Answer,
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app
-from stepfleet.orchestrator.store.runs.control import Control
+from stepfleet.orchestrator.store.runs.control import Control, ControlOutcome, ControlResult
 from stepfleet.orchestrator.store.runs.dependents import BEGINNING
 from stepfleet.orchestrator.store.runs.links import Links, Owed
 from stepfleet.orchestrator.store.runs.reading import Runs
@@ -58,8 +59,8 @@ class LinkedRuns:
         """
         while True:
             owed = await self._links.owed(run_id)
-            if owed.request:
-                await self._pass_on(run_id, owed, owed.request)
+            if owed.request and not await self._pass_on(run_id, owed, owed.request):
+                owed = replace(owed, request=None)  # the rescuer has it done again
             if owed.calls:
                 self._crash("end-owed")
                 await self._answer(run_id, owed.calls)
@@ -110,16 +111,17 @@ class LinkedRuns:
         except StoreError:
             raise
         except AgentException:  # it would end at once again: that is the answer
-            return False
+            newest = (await self._runs.get(child)).result()
+            return newest.status != RunStatus.CANCELLED  # another one has retried it meanwhile
         if not await self._waits_for(child, caller):  # it has ended since, and did not see this
             await self.cancel(child, caller)
         return True
 
     async def _waits_for(self, child: str, caller: str) -> bool:
-        status = await self._opened.connection.execute(
-            "HGET", self._opened.keys.run(caller), "status"
+        status, token = await self._opened.connection.execute(
+            "HMGET", self._opened.keys.run(caller), "status", "token"
         )
-        if status is None or Lifecycle(status).is_terminal:
+        if status is None or Lifecycle(status).is_terminal or token:
             return False
         return child in await self._links.awaited(caller)
 
@@ -135,16 +137,27 @@ class LinkedRuns:
         answer = Answer(run=run_end(result, most))
         await self._calls.answer(call, result.run_id, answer, caller["agent"])
 
-    async def _pass_on(self, run_id: str, owed: Owed, request: Want) -> None:
-        for child in owed.runs:
-            if request is Want.CANCEL:
-                await self.cancel(child, run_id)
-            else:
-                await self.pause(child, run_id)
+    async def _pass_on(self, run_id: str, owed: Owed, request: Want) -> bool:
+        """Pass a request on; return false where a worker may be starting one of these runs."""
+        pass_on = self._cancel if request is Want.CANCEL else self._pause
+        done = await asyncio.gather(*(pass_on(child, run_id) for child in owed.runs))
+        found = list(zip(owed.runs, done, strict=True))
+        if held := [child for child, one in found if one.in_hands and request is Want.CANCEL]:
+            await self.control.interrupt(held)
+        at_rest = (ControlOutcome.CANCELLED, ControlOutcome.PAUSED)
+        # Those that nobody holds may have runs below them: no other worker need find these.
+        await asyncio.gather(
+            *(self.settle(child) for child, one in found if one.outcome in at_rest)
+        )
+        missed = [child for child, one in found if one.outcome is ControlOutcome.UNKNOWN]
+        return not missed or (await self._links.begun(run_id)).isdisjoint(missed)
 
     async def pause(self, child: str, run_id: str) -> None:
         """Pause a run with the one that has started it, and which it goes on with."""
-        await self._control.pause(child, paused_with=run_id)
+        await self._pause(child, run_id)
+
+    async def _pause(self, child: str, run_id: str) -> ControlResult:
+        return await self._control.pause(child, paused_with=run_id)
 
     async def stop(self, child: str, run_id: str) -> RunEnd | None:
         """Cancel a run that its starter `run_id` waits for no longer; return what is known of it.
@@ -161,8 +174,11 @@ class LinkedRuns:
 
     async def cancel(self, child: str, run_id: str) -> None:
         """Cancel a run whose starter `run_id` has ended, and interrupt a worker that holds it."""
-        if (await self._control.cancel_unread(child, _ended_note(run_id))).in_hands:
+        if (await self._cancel(child, run_id)).in_hands:
             await self.control.interrupt([child])
+
+    async def _cancel(self, child: str, run_id: str) -> ControlResult:
+        return await self._control.cancel_unread(child, _ended_note(run_id))
 
 
 def _ended_note(run_id: str) -> str:

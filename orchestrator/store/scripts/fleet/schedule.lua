@@ -8,5 +8,7 @@ if ARGV[5] ~= '' and redis.call('GET', KEYS[4]) ~= ARGV[5] then return 0 end
 if ARGV[6] ~= '' and cjson.decode(stored).rows_key ~= ARGV[6] then return 0 end
 if ARGV[2] ~= '' then redis.call('HSET', KEYS[1], ARGV[1], ARGV[2]) end
 if ARGV[3] ~= '' then redis.call('HSET', KEYS[2], ARGV[1], ARGV[3]) end
+-- A client that lets it go on ends the turn of who has read it before, and would put it off.
+if ARGV[3] ~= '' and ARGV[5] == '' then redis.call('DEL', KEYS[4]) end
 if ARGV[4] ~= '' then redis.call('ZADD', KEYS[3], ARGV[4], ARGV[1]) end
 return 1

@@ -10,7 +10,7 @@ local left = redis.call('SCARD', key)
 if not h[1] then return 0 end
 local is_open = h[2]
 if is_read and h[2] == ARGV[2] then
-  redis.call('HDEL', run_key, 'reach')
+  redis.call('HDEL', run_key, 'reach', 'orphans')
   is_open = nil
 end
 if left == 0 then redis.call('HSET', run_key, 'returns', '') end

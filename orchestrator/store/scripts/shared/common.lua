@@ -235,6 +235,7 @@ local function reach(word, now)
   if not h[1] or string.match(h[1], '^(%d+) ') ~= h[2] or not string.find(h[1], ':@run:', 1, true) then return end
   redis.call('HSET', run_key, 'reach', word, 'dispatches', '0')
   redis.call('ZADD', due_key, digits(now), run_id)
+  return true
 end
 
 -- Enters an end state. The caller has checked that the run is not in one. The journal of a step
@@ -319,6 +320,15 @@ local function wait_for(outage, now)
     redis.call('SADD', shard .. 'out:' .. id, run_id)
     redis.call('EXPIRE', shard .. 'out:' .. id, 604800)
   end
+end
+
+-- The runs that the open step waits for, as a list with blanks; '' for none. Those that have answered are not among them.
+local function runs_waited_for(waiting, step)
+  local found = {}
+  for index in string.gmatch(string.match(waiting or '', '^' .. step .. '( .*)$') or '', ' (%d+):@run:') do
+    found[#found + 1] = redis.call('HGET', journal_key, 'k:' .. index) or nil
+  end
+  return table.concat(found, ' ')
 end
 
 -- Nobody is to decide any more about calls that the step waited for.
@@ -440,6 +450,9 @@ local function go_again(h, grace, now)
     if till > 0 then redis.call('HSET', journal_key, 't:' .. index, later) end
     if till > 0 and (string.find(place, '^@approval:') or string.find(place, '^@person:')) then
       redis.call('HSET', journal_key, 'n:' .. index, later)
+    elseif string.find(place, '^@run:') then
+      -- Also one that is looked after at this moment: by somebody who does not know of the resume.
+      redis.call('HSET', journal_key, 'n:' .. index, digits(now))
     else
       calls[#calls + 1] = 'o:' .. index
     end

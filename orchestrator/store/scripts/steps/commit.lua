@@ -91,7 +91,9 @@ if a.lost ~= '' then note_lost(batch, ARGV[3], a.lost) end
 note_failed(note_lost, batch, ARGV[3], a.failed)
 if a.guess then estimate(batch, a.guess) end
 if a.ledger then enter(shard .. 'costs', a.ledger, number(a.kept)) end
+local orphans = ''
 if a.log ~= '' then
+  orphans = a.verdict == 'finish' and runs_waited_for(h[13], h[2]) or ''
   redis.call('HSET', log_key, h[2], a.log, by, h[2])
   redis.call('HSET', outcomes_key, h[2], a.outcome)
   redis.call('DEL', journal_key)
@@ -121,8 +123,15 @@ if a.verdict == 'finish' then
   if price then note_lost(batch, 'paid', price) end
   a.created, a.returns = h[11], h[12] or ''
   local is_last = finish(status, batch, a, now)
-  if a.log == '' then reach('cancel', now) end
-  return { 'committed', a.status, step, a.returns == '1' and 'owed' or '', is_last and 'last' or '' }
+  local owes = a.returns == '1'
+  if a.log == '' then
+    owes = reach('cancel', now) or owes
+  elseif orphans ~= '' then
+    redis.call('HSET', run_key, 'reach', 'cancel', 'orphans', orphans, 'dispatches', '0')
+    redis.call('ZADD', due_key, digits(now), run_id)
+    owes = true
+  end
+  return { 'committed', a.status, step, owes and 'owed' or '', is_last and 'last' or '' }
 end
 if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end
 if a.limited == '1' then redis.call('HINCRBY', run_key, 'limited', 1) end

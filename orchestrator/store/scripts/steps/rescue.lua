@@ -4,8 +4,8 @@
 -- long queue, ARGV[5] how many ms later than in a short one. ARGV[6] the latest time that it can be,
 -- where that is known: later, the clock was set forward, and nothing is done.
 -- Returns how many it took, a flat list of tool calls to publish: run id, step, agent, index,
--- queue:tool, ...; a flat list of hints for the queue's end: run id, step, agent, ...; then, flat in
--- the reply, such a list for its head. Each run is re-armed at grace x 2^n, so that a long queue is
+-- queue:tool, ...; a flat list of hints for the queue's end: run id, step, agent, ...; such a list of runs that owe their
+-- end, or a request, to others; then, flat in the reply, such a list for the queue's head. Each run is re-armed at grace x 2^n, so that a long queue is
 -- not flooded with duplicates. While it is long, runs that were not begun are left in it and put off:
 -- they stay in the index with a score beyond every due time, so that scans skip them. They are read
 -- much later, or as soon as the queue is nearly empty: then their hints were lost. A few of those
@@ -18,22 +18,28 @@ local flags_key = shard .. 'flags'
 local flagged = redis.call('EXISTS', flags_key) == 1
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
-if now > (tonumber(ARGV[6]) or now) then return { 0, {}, {} } end
+if now > (tonumber(ARGV[6]) or now) then return { 0, {}, {}, {} } end
 
--- While the fleet is paused, only cancelled runs without an owner go on: they end. The others stay as they are, so each
--- call reads one page of them, and the next call the page after it.
+-- Whether a run that is not at work owes its end, or a request, to others.
+local function owes(status, returns, reach) return status and (reach or (returns == '1' and status ~= 'paused')) end
+
+-- While the fleet is paused, only cancelled runs without an owner go on: they end. So do those that owe their end, or a
+-- request, to others. The rest stays as it is, so each call reads one page of them, and the next call the page after it.
 local function cancelled_ones()
-  local place_key, out = shard .. 'rescued', { 0, {}, {} }
+  local place_key, owing = shard .. 'rescued', {}
+  local out = { 0, {}, {}, owing }
   local place = tonumber(redis.call('GET', place_key)) or 0
   local found = redis.call('ZRANGEBYSCORE', due_key, '-inf', now, 'LIMIT', place, ARGV[1])
   redis.call('SET', place_key, #found < tonumber(ARGV[1]) and 0 or place + #found, 'PX', 600000)
   for _, run_id in ipairs(found) do
     local run_key = shard .. 'run:' .. run_id
-    local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'token', 'want')
-    if h[5] == 'cancel' and (h[1] == 'queued' or h[1] == 'in_progress') then
+    local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'token', 'want', 'returns', 'reach')
+    local is_open = h[1] == 'queued' or h[1] == 'in_progress'
+    local to = is_open and h[5] == 'cancel' and out or not is_open and owes(h[1], h[6], h[7]) and owing
+    if to then
       local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
       redis.call('ZADD', due_key, now + tonumber(ARGV[2]) * 2 ^ (n - 1), run_id)
-      for _, part in ipairs({ run_id, h[2], h[3] }) do out[#out + 1] = part end
+      for _, part in ipairs({ run_id, h[2], h[3] }) do to[#to + 1] = part end
     end
   end
   return out
@@ -61,7 +67,8 @@ end
 local most = ARGV[3] == 'idle' and 3 or 8
 local calls = {}
 local behind = {}
-local out = { #overdue, calls, behind }
+local owing = {}
+local out = { #overdue, calls, behind, owing }
 
 -- A run may wait for hundreds of calls. Behind so many that were looked at, the rest of the runs stays
 -- overdue for the next look; the reply says that there is more.
@@ -117,11 +124,10 @@ for _, run_id in ipairs(overdue) do
       local to = leave and behind or out
       for _, part in ipairs({ run_id, h[2], h[3] }) do to[#to + 1] = part end
     end
-  elseif h[10] or (h[9] == '1' and h[1] and h[1] ~= 'paused') then
-    -- It has ended, or is paused, and owes that to other runs.
+  elseif owes(h[1], h[9], h[10]) then
     local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
     redis.call('ZADD', due_key, now + tonumber(ARGV[2]) * 2 ^ (n - 1), run_id)
-    for _, part in ipairs({ run_id, h[2], h[3] }) do out[#out + 1] = part end
+    for _, part in ipairs({ run_id, h[2], h[3] }) do owing[#owing + 1] = part end
   else
     redis.call('ZREM', due_key, run_id)
   end

@@ -9,6 +9,8 @@ if not h[1] or TERMINAL[h[1]] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] then
   return { 'lost' }
 end
 local till = now_ms() + number(ARGV[5])
-redis.call('HSET', journal_key, 'l:' .. index, till, 'n:' .. index, till, 'e:' .. index, ARGV[6])
+local due = redis.call('HMGET', journal_key, 'n:' .. index, 'l:' .. index)
+local look = number(due[1]) < number(due[2]) and number(due[1]) or till
+redis.call('HSET', journal_key, 'l:' .. index, till, 'n:' .. index, look, 'e:' .. index, ARGV[6])
 rearm(h, index)
 return { 'held', h[5] }

@@ -5,7 +5,11 @@ local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'ba
 local index = ARGV[3]
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'r:' .. index)
 if not h[1] or TERMINAL[h[1]] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] then return { 'lost' } end
-redis.call('HSET', journal_key, 'o:' .. index, '', 'n:' .. index, now_ms() + number(ARGV[5]))
+-- Somebody has asked for an earlier look since it was taken (a resume, a settled pause): that stays.
+local due = redis.call('HMGET', journal_key, 'n:' .. index, 'l:' .. index)
+local later = now_ms() + number(ARGV[5])
+if number(due[1]) < number(due[2]) then later = math.min(later, number(due[1])) end
+redis.call('HSET', journal_key, 'o:' .. index, '', 'n:' .. index, later)
 -- A call that no tool's worker makes is looked at again and again, and taking it twice does no harm.
 if redis.call('HEXISTS', journal_key, 'k:' .. index) == 0 then redis.call('HSET', log_key, 'by:' .. ARGV[4], ARGV[2]) end
 if ARGV[6] == '1' and redis.call('HINCRBY', journal_key, 's:' .. index, -1) <= 0 then
