@@ -113,6 +113,11 @@ class Scheduling:
 
     async def _advance(self, view: ScheduleView) -> None:
         schedule, state, now = view.schedule, view.state, await self._schedules.now()
+        if state.begun:  # its owner has died: also where it would be left out by now
+            state, problem = await self._tick(schedule, state, state.begun)
+            look = now + _delay(state) if problem else now
+            if not await self._schedules.note(schedule, state, look) or problem:
+                return
         if schedule.paused:
             await self._schedules.look_at(schedule.name, now + PAUSED_LOOK)
             return
@@ -121,8 +126,7 @@ class Scheduling:
         for tick in found.ticks:
             state, problem = await self._tick(schedule, state, tick)
             if problem:
-                delay = min(FIRST_RETRY * 2 ** min(state.tries, 20), LONGEST_RETRY)
-                look = min(now + timedelta(seconds=delay), found.next_look)
+                look = min(now + _delay(state), found.next_look)
                 await self._schedules.note(schedule, state, look)
                 return
             if not await self._schedules.note(schedule, state, found.next_look):
@@ -137,11 +141,17 @@ class Scheduling:
         self, schedule: Schedule, state: ScheduleState, tick: datetime
     ) -> tuple[ScheduleState, str]:
         """Return the state after a tick, and why it could not be submitted, or ''."""
-        done: dict[str, Any] = {"last_tick": tick, "error": None, "tries": 0}
+        newest = max(tick, state.last_tick or tick)  # a resume may have passed it over
+        done: dict[str, Any] = {"last_tick": newest, "begun": None, "error": None, "tries": 0}
         batch_id = id_of_keyed_batch(key_of(schedule.name, tick_id(tick)))
-        if schedule.overlap == "skip" and await self._is_open(state.batch_id, batch_id):
+        is_new = state.begun != tick
+        if is_new and schedule.overlap == "skip" and await self._is_open(state.batch_id, batch_id):
             log.info("schedule %r: the tick of %s is left out", schedule.name, tick)
             return state.model_copy(update={**done, "skipped": state.skipped + 1}), ""
+        if is_new:
+            state = state.model_copy(update={"begun": tick})
+            if not await self._schedules.note(schedule, state, await self._schedules.now()):
+                return state, "its turn is another worker's"
         try:
             await self.submit(schedule, tick)
         except StoreError:
@@ -150,9 +160,8 @@ class Scheduling:
             why = error.message if isinstance(error, AgentException) else str(error)
             if state.error != why:
                 log.warning("schedule %r could not be submitted: %s", schedule.name, why)
-            # The ticks before this one are counted; it comes again at the next look.
-            before = tick - timedelta(seconds=1)
-            failed = {"error": why[:1000], "tries": state.tries + 1, "last_tick": before}
+            # It comes again at the next look.
+            failed = {"error": why[:1000], "tries": state.tries + 1}
             return state.model_copy(update=failed), why
         log.info("schedule %r: the tick of %s is batch %s", schedule.name, tick, batch_id)
         submitted = {"submitted": state.submitted + 1, "batch_id": batch_id}
@@ -171,6 +180,11 @@ class Scheduling:
                 if not await self._schedules.hold(name):
                     log.warning("schedule %r is looked after by another worker now", name)
                     return
+
+
+def _delay(state: ScheduleState) -> timedelta:
+    """Return when a tick is tried again that could not be submitted."""
+    return timedelta(seconds=min(FIRST_RETRY * 2 ** min(state.tries, 20), LONGEST_RETRY))
 
 
 def _source(schedule: Schedule, rows: Sequence[str], tick: datetime) -> BatchInput:

@@ -50,6 +50,7 @@ class ScheduleState(Record):
 
     `batch_id` is that of the newest tick that was submitted, `skipped` counts the ticks that were
     left out, `error` is why the newest tick could not be submitted (yet), `tries` how often.
+    `begun` is the tick that is being submitted: whoever comes next completes its batch.
     """
 
     last_tick: datetime | None = None
@@ -58,6 +59,7 @@ class ScheduleState(Record):
     skipped: int = 0
     error: str | None = None
     tries: int = 0
+    begun: datetime | None = None
 
 
 class ScheduleView(Record):

@@ -110,11 +110,11 @@ class AsyncFleetSchedules:
         return await (await self._open())[1].get(name)
 
     async def pause(self, name: str) -> ScheduleView:
-        """Let a schedule rest: its ticks are left out. What was submitted goes on."""
+        """Let a schedule rest: its ticks are left out. What was submitted, or begun, goes on."""
         _, store = await self._open()
         view = await store.get(name)
         paused = view.schedule.model_copy(update={"paused": True})
-        await store.change(paused, await store.now() + PAUSED_LOOK)
+        await store.change(paused, await store.now())  # a worker may have died amid a tick
         return await store.get(name)
 
     async def resume(self, name: str) -> ScheduleView:

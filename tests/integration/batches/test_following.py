@@ -10,9 +10,10 @@ from support.runs.stored_runs import Bench, answered, failed, plain_agent
 
 from stepfleet.orchestrator import Agent, AsyncBatch, AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.batches.following import Following
-from stepfleet.orchestrator.records.batch import is_stalled
+from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
+from stepfleet.orchestrator.store.keys import FOLLOW_UPS
 from stepfleet.worker.runtime import background
 
 AGENT = plain_agent()
@@ -284,3 +285,74 @@ async def test_a_batch_is_followed_as_soon_as_its_last_run_has_ended(
     finally:
         keeping.cancel()
         await asyncio.gather(keeping, return_exceptions=True)
+
+
+async def test_a_batch_is_not_forgotten_whose_client_stalls_before_its_record_is_there(
+    fleet: AsyncFleet, desk: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MULTI-04: a worker that looks meanwhile finds nothing."""
+    first = await fleet.submit_batch(lines(2), AGENT)
+    opened, real = desk.opened, Batches.register
+    batches = Batches(opened.connection, opened.keys, retention=60)
+    index = FollowUpIndex(opened.connection, opened.keys, batches)
+
+    async def stalls(self: Batches, manifest: Manifest) -> None:
+        if manifest.plan is not None:
+            await Following(opened, batches, index).look(manifest.batch_id)
+        await real(self, manifest)
+
+    monkeypatch.setattr(Batches, "register", stalls)
+    second = await first.then(EDITOR)
+    monkeypatch.setattr(Batches, "register", real)
+    await do(desk, first.run_ids())
+    await follow(desk)
+    assert (await second.progress()).submitted == 2
+
+
+async def test_a_repeated_then_wakes_a_batch_that_its_first_client_left_asleep(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    first = await fleet.submit_batch(lines(2), AGENT)
+    second = await first.then(EDITOR)
+    await desk.opened.connection.execute("DEL", desk.opened.keys.of(FOLLOW_UPS))
+    await do(desk, first.run_ids())
+    assert not (await first.then(EDITOR)).is_new
+    await follow(desk)
+    assert (await second.progress()).submitted == 2
+
+
+async def test_a_worker_whose_turn_has_ended_refuses_no_batch(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """MULTI-04: another one has submitted it by then, behind repaired runs."""
+    opened = desk.opened
+    batches = Batches(opened.connection, opened.keys, retention=60)
+    first = await fleet.submit_batch(lines(2), AGENT)
+    second = await first.then(EDITOR, after_failed="stop")
+    good, bad = first.run_ids()
+    claim = await desk.claim(bad)
+    await desk.commit(claim, failed(claim))
+    await do(desk, [good])
+    slow = FollowUpIndex(opened.connection, opened.keys, batches)
+    real = slow.hold
+
+    async def stalls(batch_id: str) -> bool:
+        await opened.connection.execute("DEL", f"{opened.keys.manifest(batch_id)}:turn")
+        return await real(batch_id)
+
+    slow.hold = stalls  # type: ignore[method-assign]
+    await Following(opened, batches, slow).look(second.id)
+    progress = await second.progress()
+    assert (progress.waits, progress.refused) == (True, None)
+
+
+async def test_a_cancelled_batch_that_waited_is_forgotten_behind_its_retention(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    first = await fleet.submit_batch(lines(1), AGENT)
+    second, third = await first.then(EDITOR), await first.then(EDITOR, "Sum: {output}")
+    await second.cancel()
+    opened = desk.opened
+    batches = Batches(opened.connection, opened.keys, retention=0)
+    assert await batches.is_forgettable(await batches.get(second.id))
+    assert not await batches.is_forgettable(await batches.get(third.id))

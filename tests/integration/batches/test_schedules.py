@@ -1,6 +1,7 @@
 """Schedules in the store: added whole, never lost, and each looked at by itself."""
 
 import asyncio
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -15,6 +16,7 @@ from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fl
 from stepfleet.orchestrator.store.fleet.figures import fleet_figures
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS, SCHEDULES, USED
 from stepfleet.orchestrator.store.records.codec import milliseconds, moment
+from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 
 LINES = [{"id": f"{n}", "input": "x"} for n in range(3)]
 AGENT = Agent("plain", model="openai:none")
@@ -300,3 +302,99 @@ async def test_doctor_names_schedules_that_are_behind_or_cannot_be_submitted(
 
 async def _now(fleet: AsyncFleet) -> datetime:
     return await (await opened(fleet))[0].now()
+
+
+async def died_amid_a_tick(
+    fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch, **options: Any
+) -> str:
+    """Add a schedule whose owner dies when its first tick's batch has one run; return its id."""
+    await fleet.schedules.add("s", LINES, AGENT, cron="0 * * * *", **options)
+    store, worker = await opened(fleet)
+    await make_due(store, "s", 1)
+    real = Submission.create_all
+
+    async def dies(self: Submission, runs: Sequence[NewRun]) -> list[bool]:
+        await real(self, runs[:1])
+        raise asyncio.CancelledError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Submission, "create_all", dies)
+        patch.setattr(Schedules, "release", nothing)
+        with pytest.raises(asyncio.CancelledError):
+            await worker.look("s")
+    connection = (await fleet._session.open()).store.connection
+    await connection.execute("DEL", f"{(await turn_key(fleet))}s")
+    (found,) = await fleet.batches.newest(5)
+    assert (await fleet.batches.get(found.batch_id)).id == found.batch_id
+    assert found.submitted < len(LINES)
+    return found.batch_id
+
+
+async def nothing(*_: object) -> None:
+    """Do nothing, as the dead do."""
+
+
+async def turn_key(fleet: AsyncFleet) -> str:
+    return (await fleet._session.open()).store.keys.of(SCHEDULE_TURNS)
+
+
+@pytest.mark.parametrize("missed", ["newest", "all", "skip"])
+async def test_a_tick_that_was_begun_is_completed_whatever_is_left_out_since(
+    missed: Any, fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner died, and the next worker comes two ticks later."""
+    if missed == "skip":
+        monkeypatch.setattr("stepfleet.orchestrator.batches.ticks.IN_TIME", timedelta(hours=2))
+    batch_id = await died_amid_a_tick(fleet, monkeypatch, missed=missed)
+    store, worker = await opened(fleet)
+    later = await store.now() + timedelta(hours=2)
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedules, "now", lambda _: value(later))
+        await worker.look("s")
+    batch = await fleet.batches.get(batch_id)
+    assert (await batch.progress()).submitted == len(LINES)
+    state = (await store.get("s")).state
+    assert (state.begun, state.error) == (None, None)
+    assert state.last_tick is not None
+    assert later - state.last_tick < timedelta(hours=1)
+
+
+async def value(given: datetime) -> datetime:
+    return given
+
+
+async def test_a_tick_that_was_begun_is_completed_also_where_its_schedule_was_paused(
+    fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch_id = await died_amid_a_tick(fleet, monkeypatch)
+    await fleet.schedules.pause("s")
+    store, worker = await opened(fleet)
+    assert await store.due() == (["s"], None)
+    await worker.look("s")
+    batch = await fleet.batches.get(batch_id)
+    assert (await batch.progress()).submitted == len(LINES)
+    ready, _ = await store.due()
+    assert ready == []
+    await fleet.schedules.resume("s")
+    assert (await fleet.schedules.get("s")).state.begun is None
+
+
+async def test_a_look_from_before_a_resume_does_not_put_the_schedule_off(
+    fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fleet.schedules.add("s", LINES, AGENT, cron="@every 1m", paused=True)
+    store, worker = await opened(fleet)
+    schedules = worker._schedules
+    real = schedules.now
+
+    async def resumed_meanwhile() -> datetime:
+        monkeypatch.setattr(schedules, "now", real)
+        await fleet.schedules.resume("s")
+        return await real()
+
+    monkeypatch.setattr(schedules, "now", resumed_meanwhile)
+    await worker.look("s")
+    view = await fleet.schedules.get("s")
+    assert not view.schedule.paused
+    assert view.next_tick is not None
+    assert view.next_tick - await store.now() < timedelta(minutes=2)
