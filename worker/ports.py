@@ -138,6 +138,16 @@ class Toolbox(Protocol):
     ) -> ToolCallRecord | CallStatus:
         """Query the tool's status hook for a call whose worker was lost."""
 
+    async def needs_approval(
+        self,
+        call: ToolCall,
+        tool: Tool[..., Any],
+        invocation: ToolInvocation,
+        *,
+        clock: Callable[[], datetime],
+    ) -> bool:
+        """Query the tool's rule whether a call waits for a person."""
+
     def text(self, record: ToolCallRecord) -> str:
         """Return what the model reads of a record."""
 

@@ -120,9 +120,10 @@ def _message(error: BaseException) -> str | None:
     # Only code that has run can have raised our errors: not loaded means not raised.
     ours = sys.modules.get("stepfleet.orchestrator.errors")
     if ours is not None and isinstance(error, ours.AgentException):
-        from stepfleet.orchestrator.cli.terminal.words import in_cli_words  # noqa: PLC0415 - seldom
+        from stepfleet.orchestrator.cli.terminal.format import shown  # noqa: PLC0415 - seldom
+        from stepfleet.orchestrator.cli.terminal.words import in_cli_words  # noqa: PLC0415
 
-        return in_cli_words(str(error))
+        return shown(in_cli_words(str(error)))  # it may quote what a model has written
     if isinstance(error, ExceptionGroup):
         messages = [_message(one) for one in error.exceptions]
         return messages[0] if messages and all(messages) else None

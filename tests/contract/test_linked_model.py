@@ -83,6 +83,9 @@ MUTATIONS = {
     "a logged end forgets the runs that its step has waited for": Mutation(
         "commit", "  elseif orphans ~= '' then\n", "  elseif false then\n"
     ),
+    "a person decides behind the time limit": Mutation(
+        "answer", "if now_ms() >= till then", "if false then"
+    ),
     "who leaves a call puts off the look that a resume has asked for": Mutation(
         "leave", "if number(due[1]) < number(due[2]) then", "if false then"
     ),

@@ -4,10 +4,8 @@ Decides which calls still have to run; running one is the toolbox's business.
 """
 
 import asyncio
-import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner, joined
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
@@ -30,16 +28,14 @@ from stepfleet.orchestrator.protocol.transfer import (
     too_late,
     transfer_in,
 )
-from stepfleet.orchestrator.protocol.waiting import divided, wait_key
+from stepfleet.orchestrator.protocol.waiting import divided, patience, wait_key
 from stepfleet.orchestrator.records.calls.answers import Awaited, RunEnd, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.steps import HandedOver, Progress
-from stepfleet.orchestrator.records.text.tracebacks import traceback_of
-from stepfleet.orchestrator.tools import Tool, ToolInvocation
-from stepfleet.orchestrator.tools.definition import is_async
+from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.time_limit import run_check
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.attempt.tool_call import attempt_call
@@ -139,7 +135,8 @@ class ToolTurn:
         if not tools.queues and not tools.approvals:
             return open_calls, ()
         self._stopped = await self._stop_overdue(open_calls)
-        asks = [index for index in open_calls if await self._asks_people(index)]
+        found = await asyncio.gather(*map(self._asks_people, open_calls))
+        asks = [index for index, is_ask in zip(open_calls, found, strict=True) if is_ask]
         return self._divided(open_calls, asks)
 
     async def keep(self) -> None:
@@ -169,16 +166,24 @@ class ToolTurn:
             is_question = options.queue == Awaited.PERSON
             places[index] = Awaited.PERSON if is_question else Awaited.APPROVAL
             limits[index] = options.approval_timeout
-        for index in self.claim.overdue.intersection(open_calls):
-            place = places.get(index, "")
-            late = waited_in_vain(calls[index], self.lease.now, place)
-            self.records[index] = late.model_copy(update={"run": self._stopped.get(index)})
-        left = [index for index in open_calls if index not in self.records]
+        self._give_up(self.claim.overdue.intersection(open_calls), places)
         parallel = self.claim.config.parallel_tool_execution
-        now, waits = divided(left, calls, places, parallel=parallel)
+        while True:
+            left = [index for index in open_calls if index not in self.records]
+            now, waits = divided(left, calls, places, parallel=parallel)
+            if not waits or patience(self.claim.config, self.claim.state, self.lease.now) > 0:
+                break
+            # Approved at the last moment, perhaps: nobody would learn what has come of it.
+            self._give_up((one.index for one in waits), places)
         return now, tuple(
             replace(one, key=self._key(one), within=limits.get(one.index)) for one in waits
         )
+
+    def _give_up(self, indexes: Iterable[int], places: Mapping[int, str]) -> None:
+        """Record calls without a result by the end of the run's time."""
+        for index in indexes:
+            late = waited_in_vain(self.calls[index], self.lease.now, places.get(index, ""))
+            self.records[index] = late.model_copy(update={"run": self._stopped.get(index)})
 
     async def _stop_overdue(self, open_calls: Iterable[int]) -> dict[int, RunEnd | None]:
         """Cancel the runs of calls that are waited for no longer, and return these."""
@@ -197,13 +202,18 @@ class ToolTurn:
             return False
         if index in self.claim.journal.answers:
             return False
+        if index in self.claim.overdue:
+            return True  # it has waited in vain
         tool = tools.get(call.name)
         try:
             await run_check(tool.check, call.arguments)
         except Exception:  # noqa: BLE001 - the call is answered with what its check says
             return False
-        invocation = self._invocation(index, call).with_arguments_of(call)
-        return is_question or await _needs_approval(tool, invocation)
+        if is_question or not callable(tool.options.approval):
+            return True
+        return await self.ports.toolbox.needs_approval(
+            call, tool, self._invocation(index, call), clock=lambda: self.lease.now
+        )
 
     def _key(self, wait: Wait) -> str:
         return "" if awaited_by(wait.queue) is None else self._key_of(wait.index)
@@ -371,16 +381,3 @@ class ToolTurn:
         handoff = handed_over(self.claim, at, self.records.get(at.index) if at else None)
         response, ordered = self.response, self._ordered()
         return response, ordered, texts, cost, progress, handled, self._noted, handoff
-
-
-async def _needs_approval(tool: Tool[..., Any], invocation: ToolInvocation) -> bool:
-    """Return whether a call needs a person's approval; where its tool cannot tell, it does."""
-    rule = tool.options.approval
-    if not callable(rule):
-        return rule
-    try:
-        answer = rule(invocation) if is_async(rule) else await asyncio.to_thread(rule, invocation)
-        return bool(await answer if inspect.isawaitable(answer) else answer)
-    except Exception as error:  # noqa: BLE001 - users write rules; none may let a call through
-        log_failure(f"the approval rule of tool {tool.name!r}", str(error), traceback_of(error))
-        return True

@@ -94,6 +94,7 @@ class ObservedToolbox:
         self._toolbox = toolbox
         self._inside = inside
         self.recall = toolbox.recall
+        self.needs_approval = toolbox.needs_approval
         self.text = toolbox.text
 
     async def execute(

@@ -87,6 +87,33 @@ class LocalToolbox:
             return answer
         return await self._recalled(call, invocation, answer, clock)
 
+    async def needs_approval(
+        self,
+        call: ToolCall,
+        tool: Tool[..., Any],
+        invocation: ToolInvocation,
+        *,
+        clock: Callable[[], datetime],
+    ) -> bool:
+        """Ask the tool's rule whether a call waits for a person; where it fails, it does."""
+        rule: Any = tool.options.approval
+        deadline = clock() + timedelta(seconds=DEFAULT_TIMEOUT)
+        known = invocation.with_arguments_of(call).model_copy(update={"deadline": deadline})
+        try:
+            return bool(
+                await run_function(
+                    partial(rule, known),
+                    known,
+                    blocking=not is_async(rule),
+                    limiter=self._threads,
+                    timeout=DEFAULT_TIMEOUT,
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - users write rules; none may let a call through
+            what = f"the approval rule of tool {call.name!r}"
+            log_failure(what, redact(repr(error)), traceback_of(error) or "", error)
+            return True
+
     async def _recalled(
         self, call: ToolCall, invocation: ToolInvocation, answer: Any, clock: Callable[[], datetime]
     ) -> ToolCallRecord | CallStatus:

@@ -199,8 +199,9 @@ class ToolCalls:
     ) -> Arrived:
         """Give a call that waits for another run, or a person, its answer; the first one counts.
 
-        `key` names what it waits for (see `wait_key`). `agent` labels the step that goes on,
-        `events` are the run's. Raises `StoreError` when Redis stays out of reach.
+        A person's decision does not count behind the time limit of the call, or of the run. `key`
+        names what it waits for (see `wait_key`). `agent` labels the step that goes on, `events` are
+        the run's. Raises `StoreError` when Redis stays out of reach.
         """
         step = StepHint(hint.run_id, hint.step)
         reply = await self._pushing.run(
@@ -210,6 +211,7 @@ class ToolCalls:
             hint.index,
             key,
             answer=answer.to_json(),
+            by_person="1" if answer.decision and not answer.decision.by_default else "",
             events=stored_events(events),
             event_count=len(events),
             grace=duration(self.grace),

@@ -1,8 +1,10 @@
 """Decisions of people reach the calls that were meant, and no others."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -23,6 +25,8 @@ from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.fleet.checks import Check
 from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet
 from stepfleet.orchestrator.store.fleet.figures import fleet_figures
+from stepfleet.orchestrator.tools import ToolInvocation
+from stepfleet.orchestrator.tools.definition import ToolOptions
 from stepfleet.worker.runtime.inline import InlineWorker
 
 
@@ -251,3 +255,38 @@ async def test_a_bad_decision_names_the_field(
 ) -> None:
     with pytest.raises(ConfigurationError, match=field):
         await fleet.decide(**{"tool": "pay", **options})
+
+
+@pytest.mark.parametrize("end", [SystemExit(3), KeyboardInterrupt(), ValueError("no")])
+async def test_a_rule_that_raises_has_its_call_wait(
+    end: BaseException, fleet: AsyncFleet, redis_url: str
+) -> None:
+    """Also what would end the worker."""
+
+    def rule(_: ToolInvocation) -> bool:
+        raise end
+
+    agent = clerk(asks(10), say("done"), tools=[replace(pay, options=ToolOptions(approval=rule))])
+    run = await fleet.submit(agent, "pay")
+    async with worked_on(redis_url, agent, run):
+        (ask,) = await waiting(fleet, 1)
+    assert ask.run_id == run
+
+
+async def test_a_rule_that_takes_too_long_has_its_call_wait_and_keeps_no_other_back(
+    fleet: AsyncFleet, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepfleet.worker.toolbox.box.DEFAULT_TIMEOUT", 0.2)
+    ends = threading.Event()
+
+    def rule(invocation: ToolInvocation) -> bool:
+        return invocation.arguments["usd"] > 10 and ends.wait(60)
+
+    slow = replace(pay, options=ToolOptions(approval=rule))
+    script = (call(*(("pay", {"usd": usd}) for usd in range(1, 21))), say("done"))
+    agent = clerk(*script, tools=[slow])
+    run = await fleet.submit(agent, "pay")
+    async with worked_on(redis_url, agent, run):
+        found = await waiting(fleet, 10)
+    ends.set()
+    assert {one.arguments["usd"] for one in found} == set(range(11, 21))

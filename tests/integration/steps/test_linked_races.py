@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 from support.deadlines import until
-from support.runs.heavy_calls import ONE, journal, render
-from support.runs.linked_calls import RESEARCH, research, retry, start
+from support.runs.heavy_calls import HEAVY, ONE, journal, messages, render
+from support.runs.linked_calls import ASK, MELT, RESEARCH, ask, melt, research, retry, start
 from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands
 from support.runs.stored_runs import Bench, answered, bench, failed, plain_agent
@@ -15,8 +15,9 @@ from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refused, StepHint
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.calls.answers import Answer, RunEnd
+from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd
 from stepfleet.orchestrator.store.batches.batches import Batches
+from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.links import Links
 from stepfleet.orchestrator.store.runs.purge import Purge, Purging
 from stepfleet.worker.leases.lease import Lease
@@ -47,6 +48,11 @@ async def taken(desk: Bench, run_id: str, by: str = "attendant") -> TakenCall:
 async def look(desk: Bench, hands: Hands, call: TakenCall) -> float:
     """Look after a call whose run is there; its agent's code is not needed."""
     return await children(desk).attend(call, hands.ports().agent(call.config))
+
+
+async def patience_ends(desk: Bench, run_id: str) -> None:
+    """Let the run's patience have ended: its next claim goes on without the answers."""
+    await desk.opened.connection.execute("HSET", desk.opened.keys.run(run_id), "not_before", "1")
 
 
 async def status(desk: Bench, run_id: str) -> str:
@@ -119,9 +125,7 @@ async def test_a_run_below_is_not_retried_while_its_caller_stops_waiting(opened:
     async with opened(*RESEARCH, **CALLS) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         below = [await start(desk, run_id, index) for index in (0, 1)]
-        await desk.opened.connection.execute(
-            "HSET", desk.opened.keys.run(run_id), "not_before", "1"
-        )
+        await patience_ends(desk, run_id)
 
         async def stop(child: str, caller: str) -> RunEnd | None:
             end = await linked(desk).stop(child, caller)
@@ -142,9 +146,7 @@ async def test_a_cancel_while_runs_below_are_stopped_reaches_the_others(
     async with opened(*RESEARCH, **CALLS) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         below = [await start(desk, run_id, index) for index in (0, 1)]
-        await desk.opened.connection.execute(
-            "HSET", desk.opened.keys.run(run_id), "not_before", "1"
-        )
+        await patience_ends(desk, run_id)
 
         async def stop(child: str, caller: str) -> RunEnd | None:
             await linked(desk).stop(child, caller)
@@ -187,9 +189,7 @@ async def test_a_run_that_is_started_for_a_caller_which_has_gone_on_ends(opened:
     async with opened(*RESEARCH, **CALLS) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         call = await taken(desk, run_id)
-        await desk.opened.connection.execute(
-            "HSET", desk.opened.keys.run(run_id), "not_before", "1"
-        )
+        await patience_ends(desk, run_id)
         await desk.claim(run_id)
         child = await start(desk, run_id, FIRST)
         await look(desk, hands, call)
@@ -340,3 +340,41 @@ async def test_a_run_below_that_another_one_retries_answers_with_its_new_end(
         answer = Answer.from_json((await journal(desk, run_id))[f"a:{FIRST}"])
         assert answer.run is not None
         assert (answer.run.status, answer.run.output) == ("completed", "good")
+
+
+async def test_nobody_decides_behind_a_time_limit_that_no_worker_has_noticed(
+    opened: Opened,
+) -> None:
+    async with opened(*ASK, tools=(ask,)) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        asks = Asks(desk.opened.connection, desk.opened.keys, desk.steps.calls)
+        (one,) = await asks.of_run(run_id)
+        decision = Decision(approved=True, text="42", by="ada", at=one.ask.since)
+        key = f"{desk.opened.keys.run(run_id)}:journal"
+        till = await desk.opened.connection.execute("HGET", key, "t:0")
+        await desk.opened.connection.execute("HSET", key, "t:0", 1)
+        assert not (await asks.decide(one, decision)).applied
+        await desk.opened.connection.execute("HSET", key, "t:0", till)
+        await patience_ends(desk, run_id)
+        assert not (await asks.decide(one, decision)).applied
+        assert "a:0" not in await journal(desk, run_id)
+
+
+async def test_an_approved_call_of_a_queue_is_not_started_behind_the_runs_time(
+    opened: Opened,
+) -> None:
+    """Nobody would learn what has come of it."""
+    async with opened(*MELT, tools=(melt,), time_limit=5.0) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        asks = Asks(desk.opened.connection, desk.opened.keys, desk.steps.calls)
+        (one,) = await asks.of_run(run_id)
+        decision = Decision(approved=True, by="ada", at=one.ask.since)
+        assert (await asks.decide(one, decision)).applied
+        key = desk.opened.keys.run(run_id)
+        await desk.opened.connection.execute("HSET", key, "execution_started", 1)
+        await hands.step(run_id, 0)
+        assert await messages(desk, HEAVY) == []
+        (record,) = (await desk.stored(run_id)).log[0].result.tool_calls
+        assert record.error is not None
+        assert record.error.code == "TIMEOUT_ERROR"
+        assert record.decision is not None

@@ -12,7 +12,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 from support.protocol.audit import Dump
 from support.protocol.calls import Maker
-from support.protocol.linked_model import APPROVAL, BY_PEOPLE, PERSON, RUN, LinkedModel, Owes
+from support.protocol.linked_model import (
+    APPROVAL,
+    BY_PEOPLE,
+    DECISIONS,
+    PERSON,
+    RUN,
+    LinkedModel,
+    Owes,
+)
 from support.protocol.machine import LONG, ROUNDS_TO_THE_END, ProtocolMachine
 from support.protocol.model import GRACE, Run
 from support.protocol.rig import Rig
@@ -295,7 +303,9 @@ class LinkedMachine(ProtocolMachine):
         else:
             is_question = index in run.calls and run.calls[index].place == PERSON
             reply = f"answer of {word}" if is_question else None
-            given = Decision(approved=word != "no", by=word, text=reply)
+            given = Decision(
+                approved=word != "no", by=word, text=reply, by_default=word not in DECISIONS
+            )
             answer, text = Answer(decision=given), word
             events = [decided_event(hint, 1, call, given, STARTED)]
         with self.operation("answer"):

@@ -10,6 +10,8 @@ from support.protocol.model import GRACE, MOST_DOUBLINGS, Call, Decision, Hint, 
 
 RUN, APPROVAL, PERSON = "@run", "@approval", "@person"
 BY_PEOPLE = frozenset({APPROVAL, PERSON})
+DECISIONS = frozenset({"yes", "no", "late"})
+"""Those of people; others are made where a time limit is over."""
 Address = tuple[int, int, str]
 
 
@@ -57,6 +59,9 @@ class LinkedModel(WaitingModel):
         if mine and f"a:{index}" in run.journal:
             return "before"
         if not mine or not self.waits(run, index):
+            return "lost"
+        till = min(run.calls[index].till, run.not_before)
+        if text in DECISIONS and run.status != "paused" and self.now >= till:
             return "lost"
         for name in "ntolscxyew":
             run.journal.pop(f"{name}:{index}", None)

@@ -1,5 +1,6 @@
 -- Gives a call that waits for another run or a person its answer. ARGV[2] step, ARGV[3] index, ARGV[4] the key of what
--- it waits for, ARGV[5..] name, value pairs: answer (JSON), events, event_count, grace (ms), message. Returns
+-- it waits for, ARGV[5..] name, value pairs: answer (JSON), by_person ('1' for a decision that is not the time limit's),
+-- events, event_count, grace (ms), message. Returns
 -- {'delivered', calls left, status}, {'before', answer}: it has one already, which stays, or {'lost', status}: the run
 -- has ended or gone on, or waits for something else; then nothing is written.
 -- Invariants: an answer is written once, and only to the call that waits for it.
@@ -13,6 +14,11 @@ if mine and j[2] then return { 'before', j[2] } end
 if TERMINAL[h[1]] or not mine or not has_call(waits_of(h[4], h[2]), index) then return { 'lost', h[1] } end
 -- A worker took the step when the run's patience had ended: it goes on without this answer.
 if h[3] ~= '' or number(h[6]) == 0 then return { 'lost', h[1] } end
+-- Nobody decides behind the time limit, whether a worker has noticed it or not. While the run is paused, no time passes.
+if a.by_person == '1' and h[1] ~= 'paused' then
+  local till = math.min(number(redis.call('HGET', journal_key, 't:' .. index)), number(h[6]))
+  if now_ms() >= till then return { 'lost', h[1] } end
+end
 redis.call('HSET', journal_key, 'a:' .. index, a.answer)
 redis.call('ZREM', shard .. 'asks', ask_of(ARGV[2], index))
 -- An approved call may wait anew, for a worker of its queue: nothing is left of who looked after it, who would put it off
