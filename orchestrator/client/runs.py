@@ -305,7 +305,8 @@ class AsyncFleetRuns:
         those of some end states (`completed`, `stopped`, ...), `older_than` those that ended so
         many seconds ago. A batch counts them on, as it does expired ones; one that is purged whole
         and has no open runs is forgotten. With `dry_run` nothing is removed. `on_progress`
-        receives the number so far after each page. Works while Redis is full; open runs stay.
+        receives the number so far after each page. Works while Redis is full; open runs stay, and
+        so do those whose end others are still to learn, and runs below those of a `batch`.
         Raises `ConfigurationError` for an unknown batch or state.
         """
         for status in statuses:
