@@ -97,6 +97,7 @@ class BatchUpkeep:
 
     async def settle(self, batch_id: str) -> None:
         """Have the runs of a batch expire if all have ended, or stay if they have not."""
+        await self._look_later(batch_id)  # first: an end that comes from here on is newer
         seen = await self._scores(batch_id)
         manifest = await self._batches.find(batch_id)
         if await self._batches.is_over(batch_id, manifest):
@@ -111,7 +112,6 @@ class BatchUpkeep:
             if manifest:
                 stored = self._keys.manifest(batch_id)
                 await self._connection.execute("HDEL", stored, "final", "expires")
-        await self._look_later(batch_id)
 
     async def _look_later(self, batch_id: str) -> None:
         later = await self._now() + NEXT_LOOK_MS

@@ -356,3 +356,27 @@ async def test_a_cancelled_batch_that_waited_is_forgotten_behind_its_retention(
     batches = Batches(opened.connection, opened.keys, retention=0)
     assert await batches.is_forgettable(await batches.get(second.id))
     assert not await batches.is_forgettable(await batches.get(third.id))
+
+
+async def test_an_end_amid_a_look_at_its_batch_is_not_put_off(
+    fleet: AsyncFleet, desk: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MULTI-04: what follows begins at once, not a minute later."""
+    first = await fleet.submit_batch(lines(2), AGENT)
+    second = await first.then(EDITOR)
+    await follow(desk)
+    early, late = first.run_ids()
+    await do(desk, [early])
+    real = Batches.is_over
+
+    async def ends_behind_it(self: Batches, batch_id: str, manifest: Manifest | None) -> bool:
+        over = await real(self, batch_id, manifest)
+        if batch_id == first.id and not over:
+            monkeypatch.setattr(Batches, "is_over", real)
+            await do(desk, [late])
+        return over
+
+    monkeypatch.setattr(Batches, "is_over", ends_behind_it)
+    await desk.keep_up()
+    await follow(desk)
+    assert (await second.progress()).submitted == 2
