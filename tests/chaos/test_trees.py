@@ -1,28 +1,31 @@
 """A tree of runs while workers and Redis end: it is complete, nothing is done twice, costs add up.
 
 The large size is `CHAOS_TREE` (100x10) with `CHAOS_KILLS` (20) of workers and `CHAOS_REDIS_KILLS`
-(4) ends of Redis, every other one by SIGKILL; it prints figures.
+(4) ends of Redis, every other one by SIGKILL; it prints figures. `CHAOS_TREES` (60) are paused,
+resumed, cancelled and retried at random.
 """
 
 import os
 import random
 import sys
 import time
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import orjson
 import pytest
 import redis
-from support.chaos.recount import check_linked_runs
+from support.chaos.recount import await_nothing_owed, check_linked_runs, read_runs
 from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus
+from stepfleet.orchestrator import AgentRunResult, ConfigurationError, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.worker.testing import (
     ModelServer,
@@ -163,6 +166,67 @@ def repeated(sent: list[dict[str, object]]) -> int:
     return paid.total() - len(paid)
 
 
+REQUESTS = (
+    ("pause", "resume"),
+    ("pause", "resume", "pause", "resume"),
+    ("cancel", "retry"),
+    ("pause", "cancel", "retry"),
+    ("cancel", "retry", "pause", "resume"),
+)
+
+
+def slow(request: RequestRecord) -> Reply:
+    """Answer like `rules`, so slowly that requests meet calls of all levels."""
+    return replace(rules(request), latency=0.05 + 0.3 * (zlib.crc32(request.key.encode()) % 7))
+
+
+def request_at_random(fleet: Fleet, run_id: str, draw: random.Random) -> None:
+    """Pause, resume, cancel and retry a tree, at any moment."""
+    for word in draw.choice(REQUESTS):
+        with suppress(ConfigurationError):  # it has completed by now
+            getattr(fleet.runs, word)(run_id)
+        time.sleep(draw.choice((0.02, 0.3, 1.0)))
+
+
+def play_requests(trees: int, rounds: int, kills: int, server: RedisServer, seed: int) -> None:
+    """Grow trees, request all sorts of things of them, and let them complete."""
+    draw = random.Random(seed)
+    with short_folder() as folder, Fleet(server.url) as fleet, ModelServer(slow) as model:
+        env = {"STEPFLEET_AGENTS": str(AGENTS), "STEPFLEET_SLOTS": "50"}
+
+        def launch(number: int) -> FleetWorker:
+            name = f"w{number}"
+            return FleetWorker(folder, server.url, model.url, name=name, env=env).launch()
+
+        workers = [launch(number) for number in range(2)]
+        try:
+            root = load_agents(str(AGENTS))["root"]
+            ids = [fleet.submit(root, f"root 2x2 {n}") for n in range(trees)]
+            for number in range(rounds):
+                if number in draw.sample(range(rounds), kills):
+                    workers.pop(0).end()
+                    workers.append(launch(2 + number))
+                request_at_random(fleet, draw.choice(ids), draw)
+            for run_id in ids:
+                with suppress(ConfigurationError):
+                    fleet.runs.resume(run_id)
+                    fleet.runs.retry(run_id)
+            results = [fleet.runs.wait(run_id, timeout=ENDS) for run_id in ids]
+            found = [one for result in results for one in tree_of(fleet, result)]
+            with redis.Redis.from_url(server.url, decode_responses=True) as client:
+                await_nothing_owed(client)
+                assert {run.header["status"] for run in read_runs(client)} == {"completed"}
+        finally:
+            for worker in workers:
+                worker.end()
+        assert not model.violations
+    assert {one.status for one in found} == {RunStatus.COMPLETED}
+    assert len({one.run_id for one in found}) == len(found) == trees * (1 + 2 * 3)
+    for result in results:
+        below = [one for one in found if one.run_id.startswith(f"{result.run_id}.")]
+        assert result.below_cost_usd == pytest.approx(sum(one.cost_usd for one in below))
+
+
 def test_a_small_tree_survives_killed_workers(own_redis: Callable[..., RedisServer]) -> None:
     """MULTI-04, MULTI-08, COST-14: in the gate."""
     play(Size(8, 4, kills=4, redis_kills=1), own_redis())
@@ -176,3 +240,21 @@ def test_a_large_tree_survives_killed_workers(own_redis: Callable[..., RedisServ
     ends = int(os.environ.get("CHAOS_REDIS_KILLS", "4"))
     seed = int(os.environ.get("CHAOS_SEED", "1"))
     play(Size(branches, leaves, kills, ends, seed), own_redis())
+
+
+def test_trees_complete_whatever_is_requested_of_them(
+    own_redis: Callable[..., RedisServer],
+) -> None:
+    """MULTI-07: in the gate."""
+    play_requests(4, 8, 1, own_redis(), seed=1)
+
+
+@pytest.mark.chaos
+def test_many_trees_complete_whatever_is_requested_of_them(
+    own_redis: Callable[..., RedisServer],
+) -> None:
+    """MULTI-07."""
+    trees = int(os.environ.get("CHAOS_TREES", "60"))
+    kills = int(os.environ.get("CHAOS_KILLS", "6"))
+    seed = int(os.environ.get("CHAOS_SEED", "1"))
+    play_requests(trees, 3 * trees, kills, own_redis(), seed)

@@ -157,18 +157,22 @@ def read_runs(client: "redis.Redis") -> list[RawRun]:
     return found
 
 
+def await_nothing_owed(client: "redis.Redis") -> None:
+    """Wait until nothing is due, and no run waits for another one or a person."""
+
+    def left() -> list[str]:
+        kinds = ("due", "asks", "run:*:returns")
+        return [key for kind in kinds for key in client.scan_iter(f"sf:{{s*}}:{kind}", count=1000)]
+
+    wait_until(lambda: not left(), within=60, what="nothing that is due, asked or owed")
+
+
 def check_linked_runs(client: "redis.Redis") -> int:
     """Assert that each run has ended once, and that none waits for another one or a person.
 
     Returns how many calls are listed as perhaps made twice.
     """
-
-    def left() -> list[str]:
-        """Return what is left of runs that wait."""
-        kinds = ("due", "asks", "run:*:returns")
-        return [key for kind in kinds for key in client.scan_iter(f"sf:{{s*}}:{kind}", count=1000)]
-
-    wait_until(lambda: not left(), within=60, what="nothing that is due, asked or owed")
+    await_nothing_owed(client)
     lost = 0
     for run in read_runs(client):
         ends = [status for status in run.statuses if status in ENDED]
