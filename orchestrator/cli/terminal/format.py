@@ -2,6 +2,7 @@
 
 import math
 from datetime import datetime
+from decimal import Decimal
 from typing import Any
 
 import orjson
@@ -29,7 +30,7 @@ def seconds(value: float | None) -> str:
     return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
 
 
-def usd(value: float) -> str:
+def usd(value: float | Decimal) -> str:
     """Return an amount: cents for large ones, more digits for small ones."""
     if not value or value >= 1:
         return f"${value:,.2f}"

@@ -9,10 +9,13 @@ from rich.text import Text
 from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown, usd
 from stepfleet.orchestrator.cli.terminal.progress import submission_state
+from stepfleet.orchestrator.cli.terminal.rows import Column, Rows
 from stepfleet.orchestrator.cli.views.failures import top
 from stepfleet.orchestrator.records.batch import BatchProgress
 
 _ID_CHARACTERS = 60
+_AGENT_CHARACTERS = 100
+"""A file's lines may name several agents."""
 
 
 def summary(
@@ -59,22 +62,23 @@ def batch_list(batches: Sequence[BatchProgress]) -> RenderableType:
     """Return the batches, one per row."""
     if not batches:
         return Text("no batches")
-    table = Table(box=None, padding=(0, 1, 0, 0))
-    table.add_column("batch", no_wrap=True)
-    table.add_column("agent", overflow="fold")
-    table.add_column("created UTC", no_wrap=True)
-    for heading in ("ended", "not ok", "cost"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for batch in batches:
-        table.add_row(
+    columns = (
+        *(Column("batch", key=True), Column("created UTC")),
+        *(Column(name, number=True) for name in ("ended", "not ok", "cost")),
+        Column("agent", long=True),
+    )
+    rows = [
+        (
             shown(batch.batch_id, _ID_CHARACTERS),
-            shown(batch.agent or "-", 30),
             f"{batch.created:%m-%d %H:%M}",
             _ended(batch),
             count(batch.done - batch.completed),
             usd(batch.cost_usd),
+            shown(batch.agent or "-", _AGENT_CHARACTERS),
         )
-    return table
+        for batch in batches
+    ]
+    return Rows(columns, rows)
 
 
 def _beside(batch: BatchProgress) -> Iterator[tuple[str, str, str]]:

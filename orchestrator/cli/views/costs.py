@@ -2,30 +2,44 @@
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import date, timedelta
-from decimal import Decimal
 from typing import Any, Literal
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
-from stepfleet.orchestrator.cli.terminal.format import count, shown
+from stepfleet.orchestrator.cli.terminal.format import count, moment, shown, usd
 from stepfleet.orchestrator.cli.terminal.output import (
     notice,
     print_json,
     print_json_line,
     screen,
 )
+from stepfleet.orchestrator.cli.terminal.rows import Column, Rows
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.ledger import CostLine, CostRow, Costs
 
 CostFormat = Literal["table", "csv", "json", "jsonl"]
-_NAME = 40
+_NAME = 60
 _NO_VALUE = "(none)"
-_CENTS = Decimal("0.01")
+_PAGE = 200
+"""Calls of a table: there may be more than memory holds."""
+_SUMS = tuple(
+    Column(name, number=True)
+    for name in ("calls", "input", "cached", "output", "cost", "of it lost", "may be paid", "saved")
+)
+_CALL = (
+    Column("run", key=True),
+    Column("agent", key=True),
+    Column("step", number=True),
+    Column("model"),
+    Column("status"),
+    *_SUMS[1:5],
+    Column("saved", number=True),
+    Column("time"),
+)
 
 
 def day_given(text: str | None, option: str, today: date) -> date | None:
@@ -42,17 +56,67 @@ def day_given(text: str | None, option: str, today: date) -> date | None:
 
 
 async def print_lines(fleet: AsyncFleet, run_id: str | None, which: Any, form: CostFormat) -> None:
-    """Print single calls while they are read, run by run: CSV, or a line of JSON for each."""
-    if form in ("table", "csv"):
+    """Print single calls while they are read, run by run: CSV, or a line of JSON for each.
+
+    A table is for a terminal only: elsewhere it is CSV.
+    """
+    if run_id is not None:
+        tree = await fleet.runs.tree(run_id, limit=0)
+        if tree.left_out:
+            notice(
+                "The calls of this run only: those of runs below it are not among them "
+                f"(stepfleet show {run_id} lists them, with their costs)."
+            )
+    lines = fleet.cost_lines(run_id, **which)
+    if form == "table" and sys.stdout.isatty():
+        await _print_tables(lines, with_run=run_id is None)
+    elif form in ("table", "csv"):
         writer = csv.writer(sys.stdout, lineterminator="\n")
         names = list(CostLine.model_fields)
         writer.writerow(names)
-        async for line in fleet.cost_lines(run_id, **which):
+        async for line in lines:
             data = line.model_dump(mode="json")
             writer.writerow([_cell(data[name]) for name in names])
-        return
-    async for line in fleet.cost_lines(run_id, **which):
-        print_json_line(line.to_dict())
+    else:
+        async for line in lines:
+            print_json_line(line.to_dict())
+
+
+async def _print_tables(lines: AsyncIterator[CostLine], *, with_run: bool) -> None:
+    page: list[CostLine] = []
+    is_any = False
+    async for line in lines:
+        page.append(line)
+        if len(page) == _PAGE:
+            screen().print(calls_picture(page, with_run=with_run))
+            is_any, page = True, []
+    if page:
+        screen().print(calls_picture(page, with_run=with_run))
+    elif not is_any:
+        screen().print("no calls")
+
+
+def calls_picture(lines: Sequence[CostLine], *, with_run: bool) -> RenderableType:
+    """Return a row for each model call."""
+    return Rows(
+        _CALL,
+        [
+            (
+                shown(one.run_id) if with_run else "",
+                shown(one.agent, _NAME),
+                count(one.step),
+                shown(one.model or "", _NAME),
+                one.state.value,
+                count(one.input_tokens),
+                count(one.cached_tokens) if one.cached_tokens else "",
+                count(one.output_tokens),
+                "not known" if one.usd is None else usd(one.usd),
+                usd(one.saved_usd) if one.saved_usd else "",
+                moment(one.time),
+            )
+            for one in lines
+        ],
+    )
 
 
 def print_costs(costs: Costs, form: CostFormat) -> None:
@@ -79,17 +143,14 @@ def print_costs(costs: Costs, form: CostFormat) -> None:
 
 def picture(costs: Costs) -> RenderableType:
     """Return what a terminal shows: a row for each group, the total, and what is not sure."""
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for key in costs.by:
-        table.add_column(key)
-    for name in ("calls", "input", "cached", "output", "USD", "of it lost", "may be paid", "saved"):
-        table.add_column(name, justify="right")
-    for row in costs.rows:
-        names = [shown(row.group[key] or _NO_VALUE, _NAME) for key in costs.by]
-        table.add_row(*names, *_cells(row))
+    rows = [
+        [*(shown(row.group[key] or _NO_VALUE, _NAME) for key in costs.by), *_cells(row)]
+        for row in costs.rows
+    ]
     total = costs.total
     names = ["total", *([""] * (len(costs.by) - 1))] if costs.by else []
-    table.add_row(*names, *_cells(total), style="bold")
+    columns = (*(Column(key, key=True) for key in costs.by), *_SUMS)
+    table = Rows(columns, [*rows, [*names, *_cells(total)]], total=True)
     parts: list[RenderableType] = [Text(f"{costs.since} to {costs.until} (UTC)"), table]
     if total.ambiguous_calls:
         text = (
@@ -114,21 +175,13 @@ def _unpriced(models: Sequence[str]) -> str:
 
 
 def _cells(row: CostRow) -> list[str]:
-    tokens = (row.input_tokens, row.cached_tokens, row.output_tokens)
-    amounts = (row.lost_usd, row.ambiguous_usd, row.saved_usd)
+    calls = count(row.calls + row.cached_calls)
+    cached = count(row.cached_tokens) if row.cached_tokens else ""
+    beside = (row.lost_usd, row.ambiguous_usd, row.saved_usd)
     return [
-        count(row.calls + row.cached_calls),
-        *map(count, tokens),
-        _usd(row.usd),
-        *(_usd(one) if one else "" for one in amounts),
+        *(calls, count(row.input_tokens), cached, count(row.output_tokens), usd(row.usd)),
+        *(usd(one) if one else "" for one in beside),
     ]
-
-
-def _usd(amount: Decimal) -> str:
-    """Return an amount: cents from a dollar on, below it all digits."""
-    if abs(amount) >= 1:
-        return f"{amount.quantize(_CENTS):,}"
-    return f"{amount.normalize():f}"
 
 
 def _cell(value: Any) -> Any:

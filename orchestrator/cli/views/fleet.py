@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
+from stepfleet.orchestrator.cli.terminal.rows import Column, Rows
 from stepfleet.orchestrator.cli.views.batches import batch_list
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.models.caching.statistics import CacheStatistics
@@ -17,6 +18,8 @@ from stepfleet.orchestrator.store.fleet.checks import stopping, versions
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen
 
 _NAME = 60
+_NAMES = 100
+"""Agents, and queues, of a worker that are named."""
 _NO_WORKERS = "no workers: stepfleet worker --agents MODULE"
 
 Found = tuple[FleetOverview, list[BatchProgress]]
@@ -69,24 +72,27 @@ def picture(found: Found) -> RenderableType:
 def _workers(overview: FleetOverview) -> RenderableType:
     if not overview.workers:
         return Text(_NO_WORKERS, style="yellow")
-    silent = "silent" if overview.troubles else "gone"  # they cannot report while Redis refuses
-    table = Table(title="Workers", title_justify="left")
-    for heading in ("worker", "state", "steps held", "slots", "agents"):
-        table.add_column(heading, overflow="fold")
-    for worker in overview.workers:
-        table.add_row(
-            shown(worker.name, 80),
-            _state(worker, silent),
-            count(worker.held),
-            count(worker.slots),
-            shown(", ".join(worker.agents), 60),
-        )
-    return table
+    columns = (
+        *(Column("worker", key=True), Column("state")),
+        *(Column("steps held", number=True), Column("slots", number=True)),
+        Column("agents", long=True),
+    )
+    rows = [
+        (shown(one.name, 80), _state(one), count(one.held), count(one.slots), _names(one.agents))
+        for one in overview.workers
+    ]
+    return Rows(columns, rows)
 
 
-def _state(worker: WorkerSeen, silent: str = "silent") -> Text:
+def _names(names: Sequence[str] | None) -> str:
+    named = ", ".join(shown(name, _NAME) for name in (names or ())[:_NAMES])
+    left = len(names or ()) - _NAMES
+    return f"{named} and {count(left)} more" if left > 0 else named
+
+
+def _state(worker: WorkerSeen) -> Text:
     if not worker.alive:
-        return Text(f"{silent} for {seconds(worker.seen_seconds_ago)}", style="red")
+        return Text(f"silent for {seconds(worker.seen_seconds_ago)}", style="red")
     return Text("stopping", style="yellow") if worker.stopping else Text("alive", style="green")
 
 
@@ -94,23 +100,22 @@ def workers_picture(found: Sequence[WorkerSeen]) -> RenderableType:
     """Return a row per worker, and what is wrong with them together."""
     if not found:
         return Text(_NO_WORKERS, style="yellow")
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    table.add_column("worker", no_wrap=True)
-    for heading in ("state", "steps", "memory", "version", "started (UTC)"):
-        table.add_column(heading, overflow="fold")
-    for heading in ("agents", "queues"):
-        table.add_column(heading, overflow="fold")
+    columns = (
+        *(Column("worker", key=True), Column("state"), Column("steps", number=True)),
+        *(Column("memory", number=True), Column("version"), Column("started (UTC)")),
+        *(Column("agents", long=True), Column("queues", long=True)),
+    )
+    rows = []
     for one in found:
         memory = "" if one.rss_bytes is None else f"{one.rss_bytes / 2**20:,.0f} MB"
         started = f"{one.started_at.astimezone(UTC):%m-%d %H:%M:%S}" if one.started_at else ""
         cells = (f"{count(one.held)}/{count(one.slots)}", memory, shown(one.version, 20), started)
-        names = (", ".join(one.agents), ", ".join(one.queues or ()))
-        table.add_row(
-            shown(one.name, 80), _state(one), *cells, *(shown(name, 60) for name in names)
-        )
+        names = (_names(one.agents), _names(one.queues))
+        rows.append((shown(one.name, 80), _state(one), *cells, *names))
     wrong = [one for one in (versions(found), *stopping(found)) if one.fix]
     return Group(
-        table, *(Text(shown(f"{one.found}: {one.fix}", 300), style="yellow") for one in wrong)
+        Rows(columns, rows),
+        *(Text(shown(f"{one.found}: {one.fix}", 300), style="yellow") for one in wrong),
     )
 
 

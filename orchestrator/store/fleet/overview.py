@@ -89,22 +89,24 @@ _REPORTED = (
 )
 
 
-def workers_seen(reports: Mapping[str, str], *, now: float, silence: float) -> list[WorkerSeen]:
-    """Return the workers behind `reports`; one that is silent for longer counts as gone.
+def workers_seen(reports: Mapping[str, str], *, now: float, lease: float) -> list[WorkerSeen]:
+    """Return the workers behind `reports`; one that is silent for half a lease counts as gone.
 
-    `now` and `silence` are in seconds.
+    Beyond the end of its last leases it holds nothing. `now` and `lease` are in seconds.
     """
     found = []
     for process, report in sorted(reports.items()):
         state = orjson.loads(report)
         ago = max(now - float(state.get("seen", 0)), 0.0)
+        if ago > lease * 1.5:  # it may have renewed them between its last report and the next
+            state["held"] = 0
         found.append(
             WorkerSeen(
                 name=state.get("name", process),
                 process=process,
                 seen_seconds_ago=round(ago, 1),
                 **{field: state[field] for field in _REPORTED if field in state},
-                alive=ago <= silence and not is_gone_here(process, socket.gethostname()),
+                alive=ago <= lease / 2 and not is_gone_here(process, socket.gethostname()),
             )
         )
     return sorted(found, key=lambda one: one.name)
@@ -192,7 +194,7 @@ async def workers(store: OpenStore) -> list[WorkerSeen]:
     """Return the workers as they last reported."""
     reports = await store.connection.execute("HGETALL", store.keys.of(keys.WORKERS))
     now = (await store.connection.now()).timestamp()
-    return workers_seen(reports, now=now, silence=store.settings.lease / 2)
+    return workers_seen(reports, now=now, lease=store.settings.lease)
 
 
 async def forget_workers(store: OpenStore) -> None:

@@ -17,14 +17,20 @@ def report(**fields: object) -> str:
 
 
 def test_a_worker_that_reported_lately_is_alive() -> None:
-    (seen,) = workers_seen({"elsewhere:5": report()}, now=104.0, silence=15)
+    (seen,) = workers_seen({"elsewhere:5": report()}, now=104.0, lease=30)
     assert (seen.alive, seen.seen_seconds_ago, seen.held, seen.slots) == (True, 4.0, 2, 10)
     assert seen.agents == ("solver",)
 
 
 def test_a_silent_worker_counts_as_gone() -> None:
-    (seen,) = workers_seen({"elsewhere:5": report()}, now=116.0, silence=15)
+    (seen,) = workers_seen({"elsewhere:5": report()}, now=116.0, lease=30)
     assert not seen.alive
+
+
+def test_a_worker_that_is_silent_beyond_the_end_of_its_leases_holds_nothing() -> None:
+    for ago, held in ((16.0, 2), (45.0, 2), (45.5, 0), (1200.0, 0)):
+        (seen,) = workers_seen({"elsewhere:5": report()}, now=100.0 + ago, lease=30)
+        assert (seen.alive, seen.held) == (False, held)
 
 
 def test_a_worker_of_this_machine_whose_process_has_ended_is_gone_at_once() -> None:
@@ -32,7 +38,7 @@ def test_a_worker_of_this_machine_whose_process_has_ended_is_gone_at_once() -> N
     ended.wait()
     host = socket.gethostname()
     reports = {f"{host}:{ended.pid}": report(), f"{host}:{os.getpid()}": report()}
-    found = {seen.name: seen.alive for seen in workers_seen(reports, now=101.0, silence=15)}
+    found = {seen.name: seen.alive for seen in workers_seen(reports, now=101.0, lease=30)}
     assert found == {f"{host}:{ended.pid}": False, f"{host}:{os.getpid()}": True}
 
 
@@ -54,7 +60,7 @@ def test_nothing_is_said_of_queues_where_a_worker_does_not_say_what_it_serves() 
     """One of an earlier version."""
     steps = worker("a", queues=("steps",), tool_queues=("gpu",))
     assert unserved_queues([steps, worker("old")], "steps") == ()
-    (old,) = workers_seen({"elsewhere:5": report()}, now=101.0, silence=15)
+    (old,) = workers_seen({"elsewhere:5": report()}, now=101.0, lease=30)
     assert (old.queues, old.tool_queues) == (None, ())
 
 
@@ -62,7 +68,7 @@ def test_what_a_later_report_has_more_is_read_as_far_as_it_is_known() -> None:
     """Reports of earlier and of later versions are beside each other while a fleet is updated."""
     started = "2026-11-23T08:00:00+00:00"
     new = report(schema=3, version="9.9", rss_bytes=1, stopping=True, started_at=started, x=[1])
-    late, early = workers_seen({"a:5": new, "b:5": report()}, now=101.0, silence=15)
+    late, early = workers_seen({"a:5": new, "b:5": report()}, now=101.0, lease=30)
     assert (late.version, late.rss_bytes, late.stopping) == ("9.9", 1, True)
     assert late.started_at is not None
     assert late.started_at.isoformat() == started
