@@ -20,12 +20,14 @@ from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.follow_ups import ThenOptions, registered
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.client.submission.inputs import BatchOptions, batch_order
+from stepfleet.orchestrator.client.watching.late import late
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchPage, BatchProgress, Manifest
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitWaits
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.requests import Swept
+from stepfleet.orchestrator.store.fleet.overview import needs_of_batch
 from stepfleet.orchestrator.store.runs.control import new_request
 from stepfleet.orchestrator.store.runs.listing import MOST_RUNS, Cursor
 
@@ -196,20 +198,36 @@ class AsyncBatch:
         Also where the submitter is gone and all that it created has ended: the progress then says
         `submission_stalled`, and submitting the same again creates the rest. And where equal errors
         hold the batch: `held` says why, and `resume` lets it go on.
-        Raises `TimeoutError` after `timeout` seconds; the batch goes on.
+        Raises `TimeoutError` after `timeout` seconds, which says why nothing moves; the batch goes
+        on.
         """
         tick = (await self._session.open()).quiet_of_batch(self.id).tick
-        async with asyncio.timeout(timeout):
-            pause = Pause(tick)
-            done = -1
-            while True:
-                progress = await self.progress()
-                if progress.over:
-                    if progress.halted:
-                        log.warning("batch %s is %s", self.id, progress.held_text)
-                    return progress
-                await pause.wait(idle=progress.done == done)
-                done = progress.done
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                pause = Pause(tick)
+                done = -1
+                while True:
+                    progress = await self.progress()
+                    if progress.over:
+                        if progress.halted:
+                            log.warning("batch %s is %s", self.id, progress.held_text)
+                        return progress
+                    await pause.wait(idle=progress.done == done)
+                    done = progress.done
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise await late(f"batch {self.id}", timeout, self._waits) from None
+
+    async def _waits(self) -> str:
+        """Return how many runs have ended, and why nothing moves where that is known."""
+        client, progress = await self._session.open(), await self.progress()
+        if progress.waits:
+            return f"it waits for the end of batch {progress.follows}"
+        why = await client.standstill.reason(lambda: needs_of_batch(client.store, self.id))
+        done = f"{progress.done:,} of {progress.total:,} runs have ended"
+        return f"{done}{f'; {why}' if why else ''}"
 
     async def watch(self, seconds: float = 0.5) -> AsyncGenerator[BatchProgress, None]:
         """Yield the progress every `seconds`, until nothing more happens; the last one too."""

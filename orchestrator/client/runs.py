@@ -4,12 +4,14 @@ import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Unpack
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.control.control import CANCEL_NOTE
+from stepfleet.orchestrator.client.operations.approvals import AsyncFleetApprovals
 from stepfleet.orchestrator.client.rendering import (
     LiveMessages,
     Recorded,
@@ -21,6 +23,7 @@ from stepfleet.orchestrator.client.rendering import (
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.client.watching.conditions import RunConditions, run_filter
 from stepfleet.orchestrator.client.watching.follow import Steps
+from stepfleet.orchestrator.client.watching.late import begins_after, late
 from stepfleet.orchestrator.client.watching.watch import cancel_is_left
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
@@ -85,6 +88,14 @@ class AsyncFleetRuns:
         runs = After.from_json(header["after"]).ids
         found = zip(runs, await client.batches.statuses(runs), strict=True)
         return {run: one.value if one else "unknown" for run, one in found if not _ended(one)}
+
+    async def standstill(self, run_id: str) -> str:
+        """Return why no worker takes up a run, with the fix; empty where nothing is wrong.
+
+        That is where the fleet is paused, no worker is alive, or none with the run's agent or
+        queue.
+        """
+        return await (await self._session.open()).standstill.of_run(run_id)
 
     async def find(self, text: str, batch: str | None = None) -> str:
         """Return the id of the run that `text` names: its own id, or that of its batch's line.
@@ -186,12 +197,32 @@ class AsyncFleetRuns:
         run_id: str,
         timeout: float | None = None,  # noqa: ASYNC109 - the run goes on after it
     ) -> AgentRunResult:
-        """Return a run's result when it has ended; `TimeoutError` after `timeout` seconds."""
+        """Return a run's result when it has ended.
+
+        Raises `TimeoutError` after `timeout` seconds, which names what the run waits for.
+        """
         client = await self._session.open()
         await client.runs.get(run_id)
-        async with asyncio.timeout(timeout):
-            await client.watch.ended(run_id)
-            return await self.result(run_id)
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                await client.watch.ended(run_id)
+                return await self.result(run_id)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise await late(f"run {run_id}", timeout, partial(self._waits, run_id)) from None
+
+    async def _waits(self, run_id: str) -> str:
+        """Return a run's status, and what it waits for where that is known."""
+        status = (await self.show(run_id)).state.status
+        if before := await self.waits_for(run_id):
+            return f"it is {status}, and {begins_after(before)}"
+        for ask in await AsyncFleetApprovals(self._session).of_run(run_id):
+            what = f"an approval of {ask.tool!r}" if ask.kind == "approval" else "an answer"
+            return f"it is {status}, and waits for {what} by a person: stepfleet approvals"
+        why = await self.standstill(run_id)
+        return f"it is {status}{f': {why}' if why else ''}"
 
     async def events(
         self, run_id: str, *, since: int = 0, follow: bool = False, chunks: bool = False
@@ -334,10 +365,12 @@ def _the_only(found: Sequence[tuple[str, str]], text: str, batch: str | None) ->
         case [(_, run_id)]:
             return run_id
         case []:
-            where = f"no line of batch {batch}" if batch else "no run, and no line of a new batch,"
+            among = f"no run, and no line of the newest {_BATCHES} batches,"
+            where = f"no line of batch {batch}" if batch else among
+            older = "" if batch else "a line of an older batch needs --batch BATCH (batch=...); "
             msg = (
-                f"{where} has the id {text!r}; ended runs are removed after the retention time. "
-                "'stepfleet ls' lists runs, 'stepfleet status ID' shows a batch"
+                f"{where} has the id {text!r}; {older}ended runs are removed after the retention "
+                "time. 'stepfleet ls' lists runs, 'stepfleet status ID' shows a batch"
             )
         case _:
             names = ", ".join(f"{run_id} (batch {batch_id})" for batch_id, run_id in found)

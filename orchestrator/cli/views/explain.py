@@ -120,7 +120,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class AskBelow:
-    """A call that waits for a person, in a run below the one that is explained."""
+    """A call that waits for a person, in a run below, or before, the one that is explained."""
 
     run_id: str
     agent: str
@@ -139,7 +139,7 @@ class Explanation:
     """Why a run is where it is. `cause` is the error behind its end, if there is one.
 
     `agent` has the run now, after `handoffs`.
-    `below` are the calls in runs below it that wait for people.
+    `below` are the calls in runs below it that wait for people, `before` those of runs before it.
     Its steps have waited for `waited_seconds` for limits of the fleet, apart from their own time.
     """
 
@@ -159,6 +159,7 @@ class Explanation:
     waited_for: str = ""
     handoffs: tuple[dict[str, Any], ...] = ()
     below: tuple[AskBelow, ...] = ()
+    before: tuple[AskBelow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON-ready data."""
@@ -246,8 +247,9 @@ def picture(explanation: Explanation) -> RenderableType:
         head.append(text, style="dim")
     for tool in explanation.awaited:
         head.append(f"\nIt waits for {tool.text}", style="" if tool.served else "yellow")
-    for ask in explanation.below:
-        text = f"\nBelow it {shown(ask.agent, 60)} waits for {_FOR[_PEOPLE[ask.kind]]}"
+    places = (("Below it", explanation.below), ("Before it", explanation.before))
+    for place, ask in ((place, ask) for place, asks in places for ask in asks):
+        text = f"\n{place} {shown(ask.agent, 60)} waits for {_FOR[_PEOPLE[ask.kind]]}"
         head.append(f"{text} (tool {shown(ask.tool, 60)!r}), since {moment(ask.since)}")
         head.append(f"\n  {ask.run_id}", style="dim")
     if not explanation.criteria:

@@ -2,14 +2,17 @@
 
 import asyncio
 import contextlib
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rich.console import Group, RenderableType
+from rich.text import Text
 
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
+from stepfleet.orchestrator.cli.terminal.format import shown
 from stepfleet.orchestrator.cli.terminal.output import print_json_line
 from stepfleet.orchestrator.cli.views import listing
 from stepfleet.orchestrator.cli.views.explain import (
@@ -26,28 +29,42 @@ from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.operations.asks_below import asks_below
 from stepfleet.orchestrator.client.rendering import RunView
 from stepfleet.orchestrator.client.runs import inputs_of
+from stepfleet.orchestrator.client.watching.late import begins_after
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Outage
 from stepfleet.orchestrator.protocol.outage import circuit_id
 from stepfleet.orchestrator.records.calls.answers import Ask, Awaited, awaited_by
-from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.model_calls.circuits import ServiceOutage
 from stepfleet.orchestrator.store.records.codec import load_outage
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
-_SHOWN = 10
-"""Runs before a run that are named."""
+_ASKED = 10
+"""Runs before a run that are asked for calls that wait for people."""
 Found = tuple[StoredRun, tuple[AwaitedTool, ...]]
-Shown = tuple[Found, RunTree, tuple[Ask, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A run, the calls that it waits for, why it does not move, and the runs below it.
+
+    `asks` are the calls of those below that wait for people.
+    """
+
+    run: StoredRun
+    awaited: tuple[AwaitedTool, ...]
+    waits: str
+    tree: RunTree
+    asks: tuple[Ask, ...]
 
 
 async def read_tree(named: str, batch: str | None, fleet: AsyncFleet) -> Shown:
-    """Return the same as `read`, the runs below it, and the calls of those that wait for people."""
-    found = await read(named, batch, fleet)
-    tree = await fleet.runs.tree(found[0].run_id)
-    return found, tree, await asks_below(tree, fleet.approvals)
+    """Return the same as `read`, and all else that `show` prints of the run."""
+    run, awaited = await read(named, batch, fleet)
+    tree = await fleet.runs.tree(run.run_id)
+    waits, _ = await _waits(run, fleet)
+    return Shown(run, awaited, waits, tree, await asks_below(tree, fleet.approvals))
 
 
 async def read(named: str, batch: str | None, fleet: AsyncFleet) -> Found:
@@ -62,18 +79,19 @@ async def read(named: str, batch: str | None, fleet: AsyncFleet) -> Found:
 
 def as_data(found: Shown) -> dict[str, Any]:
     """Return the run's whole result, its messages and the runs below it as JSON-ready data."""
-    (run, _), tree, _ = found
-    messages = [message.to_dict() for message in run.state.messages]
-    below = [one.to_dict() for one in tree.below]
-    return {**run.result().to_dict(), "messages": messages, "below": below}
+    messages = [message.to_dict() for message in found.run.state.messages]
+    below = [one.to_dict() for one in found.tree.below]
+    return {**found.run.result().to_dict(), "messages": messages, "below": below}
 
 
 def picture(found: Shown, *, full: bool, debug: bool = False) -> RenderableType:
     """Return the run's trace and the runs below it, with `debug` the tracebacks of what failed."""
-    (run, awaited), tree, asks = found
-    shown = trace(run.result(), inputs_of(run), full=full, debug=debug, awaited=awaited)
-    below = listing.below(tree, asks)
-    return Group(shown, below) if below else shown
+    run = found.run
+    parts = [trace(run.result(), inputs_of(run), full=full, debug=debug, awaited=found.awaited)]
+    if found.waits:
+        parts.append(Text.assemble(("waits: ", "bold"), (shown(found.waits), "yellow")))
+    below = listing.below(found.tree, found.asks)
+    return Group(*parts, *([below] if below else []))
 
 
 async def read_view(named: str, batch: str | None, fleet: AsyncFleet) -> RunView:
@@ -89,14 +107,11 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     if any(awaited_by(one.queue) is Awaited.RUN for one in awaited):
         asks = await asks_below(await fleet.runs.tree(run.run_id), fleet.approvals)
     found = replace(explain(result, awaited), below=tuple(map(AskBelow.of, asks)))
-    if not result.lifecycle.is_terminal and (waits := load_outage(run.header.get("outage"))):
-        return replace(found, says=_waits(result, waits, (await fleet.overview()).outages))
-    if "after" in run.header and (before := await fleet.runs.waits_for(run.run_id)):
-        return replace(found, says=_waits_for(result, before))
-    moves = result.lifecycle in (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
-    if moves and (wait := await fleet.limits.wait_of(run.run_id)):
-        step = result.steps_used + 1
-        return replace(found, says=f"{result.lifecycle.value}: step {step} waits {wait}")
+    waits, before = await _waits(run, fleet)
+    if waits:
+        in_front = [AskBelow.of(one) for one in await _asks_of(before, fleet)]
+        says = f"{result.lifecycle.value}: {waits}"
+        return replace(found, says=says, before=tuple(in_front))
     if result.lifecycle is not Lifecycle.PAUSED or result.batch_id is None:
         return found
     with contextlib.suppress(ConfigurationError):  # the batch was forgotten
@@ -106,18 +121,37 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     return found
 
 
-def _waits_for(result: AgentRunResult, before: Mapping[str, str]) -> str:
-    named = [f"{run} ({status})" for run, status in list(before.items())[:_SHOWN]]
-    more = f" and {len(before) - _SHOWN} more" if len(before) > _SHOWN else ""
-    return f"{result.lifecycle.value}: begins when these have ended: {', '.join(named)}{more}"
+async def _waits(run: StoredRun, fleet: AsyncFleet) -> tuple[str, Iterable[str]]:
+    """Return why a run does not move, empty where nothing is known, and the runs before it."""
+    if run.state.status.is_terminal:
+        return "", ()
+    step = f"step {int(run.header['step']) + 1}"
+    if waits := load_outage(run.header.get("outage")):
+        return f"{step} waits {_for_services(waits, (await fleet.overview()).outages)}", ()
+    if "after" in run.header and (before := await fleet.runs.waits_for(run.run_id)):
+        return begins_after(before), before
+    if run.state.status is Lifecycle.PAUSED:
+        return "", ()
+    if wait := await fleet.limits.wait_of(run.run_id):
+        return f"{step} waits {wait}", ()
+    return await fleet.runs.standstill(run.run_id), ()
 
 
-def _waits(result: AgentRunResult, waits: Outage, known: Iterable[ServiceOutage]) -> str:
-    """Return that a run waits for services that are out, and since when."""
+async def _asks_of(runs: Iterable[str], fleet: AsyncFleet) -> list[Ask]:
+    """Return the calls of the first runs, and of those below them, that wait for people."""
+    found: list[Ask] = []
+    for run_id in islice(runs, _ASKED):
+        found += await fleet.approvals.of_run(run_id)
+        with contextlib.suppress(ConfigurationError):  # it is still to be created
+            found += await asks_below(await fleet.runs.tree(run_id, limit=_ASKED), fleet.approvals)
+    return found
+
+
+def _for_services(waits: Outage, known: Iterable[ServiceOutage]) -> str:
+    """Return since when a run waits for services that are out, and why."""
     named = [str(one) for one in known if circuit_id(one.service) in waits.circuits]
-    since = f"since {waits.since:%Y-%m-%d %H:%M:%S} UTC, without a slot"
     why = "; ".join(named) or "its model was out, and is back"
-    return f"{result.lifecycle.value}: step {result.steps_used + 1} waits {since}: {why}"
+    return f"since {waits.since:%Y-%m-%d %H:%M:%S} UTC, without a slot: {why}"
 
 
 def print_events(run_id: str, data: Path, *, follow: bool, chunks: bool, since: int) -> None:

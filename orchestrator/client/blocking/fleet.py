@@ -205,6 +205,7 @@ class FleetRuns(_Blocking):
     find = blocking(AsyncFleetRuns.find)
     show = blocking(AsyncFleetRuns.show)
     waits_for = blocking(AsyncFleetRuns.waits_for)
+    standstill = blocking(AsyncFleetRuns.standstill)
     result = blocking(AsyncFleetRuns.result)
     wait = blocking(AsyncFleetRuns.wait)
     view = blocking(AsyncFleetRuns.view)

@@ -18,6 +18,7 @@ from stepfleet.orchestrator.store.fleet.overview import (
     Need,
     WorkerSeen,
     is_paused,
+    needs_of,
     troubles,
     workers,
 )
@@ -26,6 +27,7 @@ from stepfleet.orchestrator.store.opening.opening import OpenStore
 
 log = logging.getLogger(__name__)
 
+PAUSED = "the fleet is paused: stepfleet resume --all"
 QUIET_SECONDS = 3.0
 """A wait without progress looks for the reason after so long, and again as often."""
 LOG_SECONDS = 60.0
@@ -108,11 +110,20 @@ class Standstill:
             log.debug("the reason of a standstill is unknown", exc_info=True)
             return ""
 
+    async def of_run(self, run_id: str) -> str:
+        """Return why no worker takes up a run; empty where one can. Raises `StoreError`."""
+        if await is_paused(self._store):
+            return PAUSED
+        if self._starts_workers:
+            return ""
+        needs = await needs_of(self._store, [run_id])
+        seen = await workers(self._store)
+        return lacking(seen, self._store.settings.queue, needs, self._exempt)
+
     async def _read(self) -> None:
         with suppress(AgentException, RedisError):  # the connection logs an outage itself
-            paused = ["the fleet is paused: stepfleet resume --all"]
             found = await troubles(self._store)
-            self._troubles = found or (paused if await is_paused(self._store) else [])
+            self._troubles = found or ([PAUSED] if await is_paused(self._store) else [])
             if not self._troubles:
                 circuits = Circuits(self._store.connection, self._store.keys)
                 self._troubles = [str(one) for one in await circuits.outages() if one.waiting]
