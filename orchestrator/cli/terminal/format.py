@@ -61,3 +61,15 @@ def shown(value: Any, limit: int = 0) -> str:
     return "".join(
         one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text
     )
+
+
+def shown_error(text: str, limit: int = 0) -> str:
+    """Return an error as `shown` does; one that is too long keeps both ends.
+
+    The error of a run below others ends with its cause, behind those that it went through.
+    """
+    line = " ".join(text.split())
+    if not limit or len(line) <= limit:
+        return shown(text, limit)
+    half = (limit - 3) // 2
+    return shown(f"{line[:half].rstrip()} … {line[-half:].lstrip()}", limit)

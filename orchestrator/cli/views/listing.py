@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 from rich.tree import Tree
 
-from stepfleet.orchestrator.cli.terminal.format import WIDE, count, shown, usd
+from stepfleet.orchestrator.cli.terminal.format import WIDE, count, shown, shown_error, usd
 from stepfleet.orchestrator.cli.views.approvals import call_text
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.records.calls.answers import Ask
@@ -81,8 +81,7 @@ def _lines(run: RunSummary) -> RenderableType:
 
 
 def _error(run: RunSummary) -> str:
-    error = (run.error or "").partition("\n")[0]
-    return error if len(error) <= _ERROR else f"{error[: _ERROR - 1]}…"
+    return shown_error((run.error or "").partition("\n")[0], _ERROR)
 
 
 def below(tree: RunTree, asks: Sequence[Ask] = ()) -> RenderableType | None:

@@ -7,12 +7,20 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from stepfleet.orchestrator.cli.terminal.format import count, moment, seconds, shown, usd
+from stepfleet.orchestrator.cli.terminal.format import (
+    count,
+    moment,
+    seconds,
+    shown,
+    shown_error,
+    usd,
+)
 from stepfleet.orchestrator.cli.views.explain import AwaitedTool
 from stepfleet.orchestrator.records.calls.answers import RunEnd
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
-from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.outcome import StopReason
+from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin, end_state
 from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt
 from stepfleet.orchestrator.records.steps import Handoff, StepResult
 
@@ -53,9 +61,10 @@ def trace(
     if result.lost_attempts:
         parts.append(_lost(result.lost_attempts))
     if result.error:
-        parts.append(_labelled("error", result.error, limit, "red"))
+        parts.append(_labelled("error", shown_error(result.error, limit), 0, "red"))
     elif result.last_error:
-        parts.append(_labelled("last error", str(result.last_error), limit, "red"))
+        text = shown_error(str(result.last_error), limit)
+        parts.append(_labelled("last error", text, 0, "red"))
     if debug and result.outcome:
         parts += [_traceback(one.traceback) for one in result.outcome.broken]
     if result.output is not None:
@@ -76,7 +85,7 @@ def _head(result: AgentRunResult) -> RenderableType:
     )
     if result.below_usage.total_tokens or result.below_cost_usd:
         below = f"{count(result.below_usage.total_tokens)} tokens, {usd(result.below_cost_usd)}"
-        used += f"; runs below: {below}"
+        used += f"; runs below: {below}; together {usd(result.total_cost_usd)}"
     if usage.cached_calls:
         used += f", {count(usage.cached_calls)} cached (saved {usd(result.saved_usd)})"
     for label, value in (
@@ -153,7 +162,7 @@ def _step(step: StepResult, limit: int, *, debug: bool) -> RenderableType:
     for error in step.errors:
         if error.message in in_calls:
             continue
-        words = f"  {error.type.value} ({error.code}): {shown(error.message, limit)}"
+        words = f"  {error.type.value} ({error.code}): {shown_error(error.message, limit)}"
         lines.append(Text(words, style="red"))
         if debug and error.traceback:
             lines.append(_traceback(error.traceback))
@@ -167,10 +176,10 @@ def _traceback(text: str | None) -> Text:
 def _call(call: ToolCallRecord, limit: int) -> Text:
     line = Text(f"  {shown(call.tool_name, 60)}({shown(call.arguments, limit or 10_000)}) → ")
     if call.error:
-        line.append(f"{call.error.code}: {shown(call.error.message, limit)}", style="red")
+        line.append(f"{call.error.code}: {shown_error(call.error.message, limit)}", style="red")
     else:
         line.append(shown(call.result, limit))
-    if call.duration_ms is not None:
+    if call.duration_ms:  # none is known of a call that waited
         line.append(f"  {call.duration_ms:.0f} ms", style="dim")
     if call.repeated:
         line.append("  repeated: an earlier attempt may have done it", style="yellow")
@@ -184,8 +193,17 @@ def _call(call: ToolCallRecord, limit: int) -> Text:
 def _of_run(run: RunEnd) -> str:
     steps = "1 step" if run.steps == 1 else f"{count(run.steps)} steps"
     below = f", runs below {usd(run.below_cost_usd)}" if run.below_cost_usd else ""
-    spent = f"{run.status}, {steps}, {usd(run.cost_usd)}{below}"
+    spent = f"{_end_of(run)}, {steps}, {usd(run.cost_usd)}{below}"
     return f"run {run.run_id} of {shown(run.agent, 60)}: {spent}"
+
+
+def _end_of(run: RunEnd) -> str:
+    """Return how the run has ended, in the words of a list of runs."""
+    try:
+        state = end_state(StopReason(run.stop_reason)).value
+    except ValueError:  # without one, or of a later version
+        return shown(run.status, _NAME)
+    return state if state == run.stop_reason else f"{state} ({run.stop_reason})"
 
 
 def _awaited(one: AwaitedTool) -> Text:

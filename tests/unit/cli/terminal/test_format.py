@@ -3,7 +3,14 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.cli.terminal.format import count, moment, seconds, shown, usd
+from stepfleet.orchestrator.cli.terminal.format import (
+    count,
+    moment,
+    seconds,
+    shown,
+    shown_error,
+    usd,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +58,16 @@ def test_foreign_text_cannot_control_the_terminal() -> None:
 
 def test_limited_text_is_one_line_of_that_length() -> None:
     assert shown("first\nsecond " + "x" * 100, 20) == "first second xxxxxx…"
+
+
+def test_an_error_that_is_too_long_keeps_both_ends() -> None:
+    nested = "run 1 of agent 'a' ended as error: " * 5 + "the card was refused"
+    text = shown_error(nested, 60)
+    assert len(text) <= 60
+    assert text.startswith("run 1 of agent 'a'")
+    assert text.endswith(" error: the card was refused")
+    assert shown_error(nested) == nested
+    assert shown_error("short\nand sweet", 60) == "short and sweet"
 
 
 def test_data_that_is_no_text_is_shown_as_json() -> None:

@@ -11,7 +11,7 @@ from stepfleet.orchestrator import AgentRunResult, Lifecycle, Message, RunPage, 
 from stepfleet.orchestrator.cli.views import listing
 from stepfleet.orchestrator.cli.views.explain import AwaitedTool, judged
 from stepfleet.orchestrator.cli.views.trace import trace
-from stepfleet.orchestrator.records.calls.answers import Decision
+from stepfleet.orchestrator.records.calls.answers import Decision, RunEnd
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
 
@@ -86,6 +86,34 @@ def test_a_run_that_waits_for_a_tool_names_its_queue_and_who_is_missing() -> Non
 def test_a_call_says_who_decided_it_and_when(decision: dict[str, Any], told: str) -> None:
     made = Decision(at=datetime(2026, 1, 1, tzinfo=UTC), **decision)
     assert told in printed(steps=(a_step(1, tool_calls=(a_call(decision=made),)),))
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "told"),
+    [
+        ("max_iterations_reached", "time_limit", "stopped (time_limit)"),
+        ("completed", "completed", "completed"),
+        ("error", "of_a_later_version", "error"),
+    ],
+)
+def test_a_call_tells_the_end_of_its_run_as_the_tree_does(
+    status: str, reason: str, told: str
+) -> None:
+    end = RunEnd(run_id="r2", agent="trap", status=status, stop_reason=reason, steps=1)
+    text = printed(steps=(a_step(1, tool_calls=(a_call(run=end, duration_ms=0.0),)),))
+    assert f"run r2 of trap: {told}, 1 step" in text
+    assert " ms" not in text
+
+
+def test_the_cost_of_a_run_stands_beside_that_of_the_runs_below_and_both_together() -> None:
+    text = printed(cost_usd=0.25, below_cost_usd=0.5)
+    assert "$0.2500; runs below: 0 tokens, $0.5000; together $0.7500" in text
+    assert "together" not in printed(cost_usd=0.25)
+
+
+def test_the_cause_at_the_end_of_a_nested_error_is_shown() -> None:
+    nested = "run 1 of agent 'a' ended as error: " * 20 + "the card was refused"
+    assert "the card was refused" in printed(error=nested)
 
 
 def test_runs_below_a_run_are_a_tree_that_says_how_much_is_left_out() -> None:
