@@ -45,6 +45,7 @@ from stepfleet.orchestrator.events.subscribers import Subscribers
 from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.records.calls.answers import Awaited
+from stepfleet.orchestrator.records.text.articles import with_article
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.tools import Middleware, Tool, ToolRegistry, registry_of, tools_of
 from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
@@ -103,7 +104,7 @@ class Agent:
         **config: Unpack[AgentKeywords],
     ) -> None:
         others = (*tools_of_agents(agents, name), *tools_of_handoffs(handoffs, name))
-        registry = registry_of([*tools, *others])
+        registry = _registry(name, tools, others)
         specials = tuple(special_tools)
         custom = not isinstance(model, str | list | tuple)
         fields = {
@@ -226,6 +227,17 @@ def criteria_of(
         leading=reasoner.criteria() if reasoner else (),
         extra=agent.criteria if agent else (),
     )
+
+
+def _registry(agent: str, tools: Any, others: Sequence[Any]) -> ToolRegistry:
+    """Return all tools of an agent. Raises `ConfigurationError` that names it and the field."""
+    if not isinstance(tools, Iterable) or isinstance(tools, str):
+        kind = with_article(type(tools).__name__)
+        raise ConfigurationError(f"agent {agent!r}: field 'tools' is {kind}; write a list of tools")
+    try:
+        return registry_of([*tools, *others])
+    except ConfigurationError as error:
+        raise ConfigurationError(f"agent {agent!r}: field 'tools': {error.message}") from None
 
 
 def _named(agent: str, models: Any) -> Any:

@@ -21,6 +21,7 @@ from stepfleet.orchestrator.agents.strategies import (
 )
 from stepfleet.orchestrator.agents.strategies.lookup import is_reference
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.text.articles import with_article
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
 from stepfleet.orchestrator.tools.schemas.handles import handle_of
 
@@ -51,8 +52,8 @@ def check_contract(config: AgentConfig, specials: Sequence[SpecialTool]) -> None
     """Raise `ConfigurationError` where an agent's answer contract cannot be kept."""
     wrong = [one for one in specials if not isinstance(one, SpecialTool)]
     if wrong:
-        kind = type(wrong[0]).__name__
-        msg = f"agent {config.name!r}: special_tools holds a {kind}; give SpecialTool objects"
+        kind = with_article(type(wrong[0]).__name__)
+        msg = f"agent {config.name!r}: special_tools holds {kind}; give SpecialTool objects"
         raise ConfigurationError(msg)
     config.check_answer()
 

@@ -9,6 +9,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.prompt import fields_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.calls.answers import Awaited
+from stepfleet.orchestrator.records.text.articles import with_article
 from stepfleet.orchestrator.tools import Tool
 from stepfleet.orchestrator.tools.definition import ToolOptions
 from stepfleet.orchestrator.tools.schemas.checks import checker_of
@@ -72,14 +73,14 @@ def agent_tool(
 def tools_of_agents(agents: Any, owner: str) -> Iterator[AgentTool]:
     """Return the tools of an agent's `agents`. Raises `ConfigurationError` for anything else."""
     if not isinstance(agents, Iterable):
-        kind = type(agents).__name__
-        msg = f"agent {owner!r}: field 'agents' is a {kind}; write a list of Agent objects"
+        kind = with_article(type(agents).__name__)
+        msg = f"agent {owner!r}: field 'agents' is {kind}; write a list of Agent objects"
         raise ConfigurationError(msg)
     for one in agents:
         as_tool = None if isinstance(one, type) else getattr(one, "as_tool", None)
         if as_tool is None:
-            kind = type(one).__name__
-            msg = f"agent {owner!r}: field 'agents' holds a {kind}; give Agent objects"
+            kind = with_article(type(one).__name__)
+            msg = f"agent {owner!r}: field 'agents' holds {kind}; give Agent objects"
             raise ConfigurationError(msg)
         yield as_tool()
 
@@ -133,8 +134,8 @@ def tools_of_handoffs(handoffs: Any, owner: str) -> Iterator[HandoffTool]:
         msg = f"agent {owner!r}: field 'handoffs' is a text; write a list, as [{handoffs!r}]"
         raise ConfigurationError(msg)
     if not isinstance(handoffs, Iterable):
-        kind = type(handoffs).__name__
-        msg = f"agent {owner!r}: field 'handoffs' is a {kind}; write a list of agents or names"
+        kind = with_article(type(handoffs).__name__)
+        msg = f"agent {owner!r}: field 'handoffs' is {kind}; write a list of agents or names"
         raise ConfigurationError(msg)
     for one in handoffs:
         if isinstance(one, str | HandoffTool):
@@ -142,8 +143,8 @@ def tools_of_handoffs(handoffs: Any, owner: str) -> Iterator[HandoffTool]:
         elif hasattr(one, "as_handoff"):
             made = one.as_handoff()
         else:
-            kind = type(one).__name__
-            msg = f"agent {owner!r}: field 'handoffs' holds a {kind}; give agents or their names"
+            kind = with_article(type(one).__name__)
+            msg = f"agent {owner!r}: field 'handoffs' holds {kind}; give agents or their names"
             raise ConfigurationError(msg)
         if not made.to:
             raise ConfigurationError(f"agent {owner!r}: field 'handoffs' holds an empty name")

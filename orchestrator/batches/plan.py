@@ -128,7 +128,9 @@ class Plan:
             return name
         known = ", ".join(sorted(self._given))
         choice = f"one of {known}" if known else "an agent"
-        msg = f"field 'agent' is missing; name {choice} there, or for the whole batch"
+        msg = (
+            f"field 'agent' is missing; name {choice} there, or for the whole batch with agent=..."
+        )
         raise ConfigurationError(msg)
 
     def _base(self, name: str) -> _Base:

@@ -20,7 +20,7 @@ from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.follow_ups import ThenOptions, registered
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.client.submission.inputs import BatchOptions, batch_order
-from stepfleet.orchestrator.client.watching.late import late
+from stepfleet.orchestrator.client.watching.late import told_when_late
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchPage, BatchProgress, Manifest
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -202,23 +202,17 @@ class AsyncBatch:
         on.
         """
         tick = (await self._session.open()).quiet_of_batch(self.id).tick
-        limit = asyncio.timeout(timeout)
-        try:
-            async with limit:
-                pause = Pause(tick)
-                done = -1
-                while True:
-                    progress = await self.progress()
-                    if progress.over:
-                        if progress.halted:
-                            log.warning("batch %s is %s", self.id, progress.held_text)
-                        return progress
-                    await pause.wait(idle=progress.done == done)
-                    done = progress.done
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise await late(f"batch {self.id}", timeout, self._waits) from None
+        async with told_when_late(f"batch {self.id}", timeout, self._waits):
+            pause = Pause(tick)
+            done = -1
+            while True:
+                progress = await self.progress()
+                if progress.over:
+                    if progress.halted:
+                        log.warning("batch %s is %s", self.id, progress.held_text)
+                    return progress
+                await pause.wait(idle=progress.done == done)
+                done = progress.done
 
     async def _waits(self) -> str:
         """Return how many runs have ended, and why nothing moves where that is known."""

@@ -8,6 +8,7 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.prompt import places_in
 from stepfleet.orchestrator.batches.files.lines import input_of, parse_tenant
 from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
 from stepfleet.orchestrator.client.session import Client
@@ -85,6 +86,9 @@ def _plan(config: AgentConfig, text: str | None, changes: Mapping[str, Any]) -> 
     page = _page(overrides.pop("page", None))
     places = OF_RUNS if page is None else OF_PAGES
     text = f"{{{OUTPUT if page is None else OUTPUTS}}}" if text is None else text
+    if page is None and isinstance(text, str) and (named := _of_pages(text)):
+        msg = f"field 'input' names {{{named}}}, which pages have: give page=N, the rows of each"
+        raise ConfigurationError(f"{msg}; the result of a single run is {{{OUTPUT}}}")
     check_places(text, places)
     input_of(text, "input", config.prompt)
     until_one, rule = overrides.pop("until_one", False), overrides.pop("after_failed", "skip")
@@ -99,6 +103,14 @@ def _plan(config: AgentConfig, text: str | None, changes: Mapping[str, Any]) -> 
         priority=priority_of(overrides.pop("priority", None)),
         overrides=stored_overrides(config, overrides),
     )
+
+
+def _of_pages(text: str) -> str:
+    """Return the first place that only an input of a page has; empty without one."""
+    try:
+        return next((one for one in places_in(text) if one in {*OF_PAGES} - {*OF_RUNS}), "")
+    except ValueError:
+        return ""
 
 
 async def _ensure_room(client: Client, source: Manifest) -> None:

@@ -1,6 +1,5 @@
 """Existing runs by their ids: read, follow, control, remove."""
 
-import asyncio
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
@@ -23,7 +22,7 @@ from stepfleet.orchestrator.client.rendering import (
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.client.watching.conditions import RunConditions, run_filter
 from stepfleet.orchestrator.client.watching.follow import Steps
-from stepfleet.orchestrator.client.watching.late import begins_after, late
+from stepfleet.orchestrator.client.watching.late import begins_after, told_when_late
 from stepfleet.orchestrator.client.watching.watch import cancel_is_left
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
@@ -203,15 +202,9 @@ class AsyncFleetRuns:
         """
         client = await self._session.open()
         await client.runs.get(run_id)
-        limit = asyncio.timeout(timeout)
-        try:
-            async with limit:
-                await client.watch.ended(run_id)
-                return await self.result(run_id)
-        except TimeoutError:
-            if not limit.expired():
-                raise
-            raise await late(f"run {run_id}", timeout, partial(self._waits, run_id)) from None
+        async with told_when_late(f"run {run_id}", timeout, partial(self._waits, run_id)):
+            await client.watch.ended(run_id)
+            return await self.result(run_id)
 
     async def _waits(self, run_id: str) -> str:
         """Return a run's status, and what it waits for where that is known."""

@@ -5,6 +5,7 @@ result is cut, so that an input is never too large for its run.
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ _ROOM = 900_000
 _LONGEST_ID = 100
 _BESIDE = 60
 """Bytes of a result's JSON beside its id and its text, and of the note that it was cut."""
+_PLACE = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
 NO_TEXT = "(no text)"
 OUTPUT, OUTPUTS, COUNT = "output", "outputs", "count"
 
@@ -53,6 +55,20 @@ def check_places(
     if unknown or (required and not places):
         why = f"names {{{unknown[0][:60]}}}" if unknown else "names no result"
         raise ConfigurationError(f"field {field!r} {why}; there are: {_shown(known)}")
+
+
+def check_data(given: Any, known: Collection[str], field: str = "input") -> None:
+    """Raise `ConfigurationError` where data names a place, which only a text can have."""
+    left: list[Any] = [given] if isinstance(given, Mapping) else []
+    while left:
+        one = left.pop()
+        if isinstance(one, Mapping):
+            left += one.values()
+        elif isinstance(one, list | tuple):
+            left += one
+        elif isinstance(one, str) and (places := set(_PLACE.findall(one)) & set(known)):
+            msg = f"field {field!r} is a dict and names {{{min(places)[:60]}}}: only a text has"
+            raise ConfigurationError(f"{msg} places for results; write one, as 'Use: {{output}}'")
 
 
 def places_of(names: Collection[str]) -> tuple[str, ...]:

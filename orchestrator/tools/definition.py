@@ -14,6 +14,7 @@ from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload, runtime
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.records.calls.tools import ToolSpec
+from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.references import load_reference
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.checks import checker_of
@@ -198,7 +199,7 @@ def tool(
             schema=parameters.schema,
             function=function,
             check=parameters.check,
-            options=ToolOptions(**options),
+            options=_options(called, options),
         )
 
     return make if function is None else make(function)
@@ -252,7 +253,7 @@ def lazy_tool(
         schema=schema,
         function=_LazyFunction(reference),
         check=checker_of(name, schema),
-        options=ToolOptions(**options),
+        options=_options(name, options),
     )
 
 
@@ -275,12 +276,24 @@ class _LazyFunction:
 
 
 def _not_a_tool(given: Any) -> str:
+    if callable(getattr(given, "as_tool", None)):  # an agent
+        name = getattr(given, "name", "")
+        return f"agent {name!r} is no tool; write it into agents=[...], or give its as_tool()"
     if callable(given) and hasattr(given, "__name__"):
         return f"function {given.__name__!r} is no tool; put @tool above it"
     lacking = [
         one for one in ("name", "description", "schema", "execute") if not hasattr(given, one)
     ]
     return f"an object of type {type(given).__name__!r} is no tool; it lacks {', '.join(lacking)}"
+
+
+def _options(tool: str, given: Mapping[str, Any]) -> ToolOptions:
+    known = ToolOptions.__dataclass_fields__
+    for name in given:
+        if name not in known:
+            hint = meant(name, known) or f"; there are {', '.join(known)}"
+            raise ConfigurationError(f"tool {tool!r}: option {name!r} is not known{hint}")
+    return ToolOptions(**given)
 
 
 def is_async(function: Any) -> bool:

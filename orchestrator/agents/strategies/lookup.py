@@ -9,6 +9,7 @@ from stepfleet.orchestrator.agents.strategies.noop import NoOp
 from stepfleet.orchestrator.agents.strategies.react import ReAct
 from stepfleet.orchestrator.agents.strategies.strategy import OutputMode, Strategy
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
+from stepfleet.orchestrator.records.text.articles import with_article
 from stepfleet.orchestrator.references import load_reference
 
 ENTRY_POINTS = "stepfleet.strategies"
@@ -59,7 +60,8 @@ def make_strategy(name: str, options: Mapping[str, Any]) -> Strategy:
 
 def _made(name: str, factory: Any, options: Mapping[str, Any]) -> Strategy:
     if not callable(factory):
-        msg = f"field 'strategy': {name!r} is a {type(factory).__name__}, neither class nor object"
+        kind = with_article(type(factory).__name__)
+        msg = f"field 'strategy': {name!r} is {kind}, neither class nor object"
         raise ConfigurationError(msg)
     try:
         made: Any = factory(**options)

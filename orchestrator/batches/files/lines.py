@@ -14,10 +14,10 @@ from pydantic import ValidationError
 from stepfleet.orchestrator.agents.prompt import worded
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.media import normalized
-from stepfleet.orchestrator.protocol.composing import check_places, places_of
+from stepfleet.orchestrator.protocol.composing import check_data, check_places, places_of
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.conversation.messages import Message
-from stepfleet.orchestrator.records.text.validation import explain_invalid
+from stepfleet.orchestrator.records.text.validation import explain_invalid, meant
 from stepfleet.orchestrator.tools import parse_tool_call
 from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
 
@@ -88,8 +88,10 @@ def parse_line(data: dict[str, Any], prompt: str | None = None) -> BatchLine:
     unknown = [name for name in data if name not in FIELDS]
     if unknown:
         name = str(unknown[0])[:60]
+        close = meant(name, FIELDS)
         msg = (
-            f"field {name!r} is not known; a line has {', '.join(FIELDS)}: put data of your own "
+            f"field {name!r} is not known{f'{close} A' if close else '; a'} line has "
+            f"{', '.join(FIELDS)}: put data of your own "
             "under 'metadata'. To run your own rows, give the agent a prompt that names their "
             f"fields, as Agent(..., prompt='... {{{name}}}'), or name the field to send "
             f"(--input-field {name}, input_field={name!r})"
@@ -98,6 +100,8 @@ def parse_line(data: dict[str, Any], prompt: str | None = None) -> BatchLine:
     if "input" not in data:
         raise ConfigurationError("field 'input' is missing; write the question or task there")
     after, given = parse_after(data.get("after")), data["input"]
+    if after:
+        check_data(given, places_of(after))
     template = given if after and isinstance(given, str) else None
     if template is not None:
         check_places(template, places_of(after), required=False)
@@ -119,6 +123,9 @@ def parse_after(value: Any) -> tuple[str, ...]:
     """Return the ids of lines that are to end before this one begins."""
     if value is None:
         return ()
+    if not isinstance(value, str | int | list):
+        msg = f"field 'after' is {_kind(value)}; write a list of ids of lines above, as"
+        raise ConfigurationError(f'{msg} ["a", "b"]')
     ids = [parse_id(one, "after") for one in (value if isinstance(value, list) else [value])]
     check_before(len(ids))
     known: set[str | None] = {None}

@@ -23,7 +23,7 @@ from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.embedded.binary import find_server_binary
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.fleet.checks import Check, State, fail, good
+from stepfleet.orchestrator.store.fleet.checks import Check, State, fail, good, warn
 from stepfleet.orchestrator.store.fleet.examination import (
     FleetRead,
     fleet_checks,
@@ -34,6 +34,7 @@ from stepfleet.orchestrator.store.opening.opening import open_store
 
 _WORKER_MODULES = ("aiohttp", "greenlet", "yarl")
 _PATIENCE_SECONDS = 3.0
+_THERE = ", if its workers have the same"
 _STYLES = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red"}
 
 
@@ -75,11 +76,12 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
         yield fail("settings", str(error), "correct the variable or stepfleet.toml")
         return
     named = [config.name for config in configs]
+    is_here = bool(configs)
     yield checks.variables(os.environ, Settings.model_fields, named)
     yield checks.open_files(open_files_limit(), settings.slots)
     if settings.redis_url is None and not Folder(data.expanduser().absolute()).has_data:
         yield _private_server()
-        yield from _models(configs)
+        yield from _models(configs, is_here=is_here)
         return
     try:
         with known_redis(data) as used:
@@ -89,7 +91,7 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
             configs = configs or list(read.agents)
     except AgentException as error:
         yield fail("Redis", str(error), "see the message")
-    yield from _models(configs)
+    yield from _models(configs, is_here=is_here)
 
 
 async def _fleet(settings: Settings) -> FleetRead:
@@ -109,20 +111,28 @@ def _private_server() -> Check:
     return good("Redis", f"none named: 'run' and 'up' start a private one ({binary})")
 
 
-def _models(configs: Iterable[AgentConfig]) -> Iterator[Check]:
-    """Judge key and address of each agent's model; no prompt is sent."""
+def _models(configs: Iterable[AgentConfig], *, is_here: bool) -> Iterator[Check]:
+    """Judge key and address of each agent's model; no prompt is sent.
+
+    Unless the agents were named here, only workers call their models: these may have what is
+    lacking here.
+    """
     usable = []
     for config in (one for listed in configs for one in listed.by_model):
         try:
             preflight.target_of(config, os.environ)
         except AgentException as error:
-            yield fail("model", str(error), "correct the address")
+            judge, there = (fail, "") if is_here else (warn, _THERE)
+            yield judge("model", str(error), f"correct the address{there}")
         else:
             usable.append(config)
     for agent, target, finding in preflight.examined(usable, os.environ):
         key = f", {target.key} is set" if target.key else ""
-        yield (
-            fail(finding.about, finding.found, finding.fix)
-            if finding
-            else good(f"model of {agent}", f"{target.base_url} answers{key}")
-        )
+        if finding is None:
+            yield good(f"model of {agent}", f"{target.base_url} answers{key}")
+        elif is_here:
+            yield fail(finding.about, finding.found, finding.fix)
+        elif preflight.missing_key(agent, target, os.environ):
+            yield good(finding.about, f"{target.key} is not set here; its workers need it")
+        else:
+            yield warn(finding.about, finding.found, f"{finding.fix}{_THERE}")

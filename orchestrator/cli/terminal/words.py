@@ -8,6 +8,11 @@ _WORDS = (
     (re.compile(r"\bskip_invalid=True\b"), "--skip-invalid"),
     (re.compile(r"\(at=(\d+)\)"), r"(--at \1)"),
     (re.compile(r"\(agent=\.\.\.\)"), "(--agent)"),
+    (re.compile(r"\bgive page=N\b"), "give --page N"),
+    (
+        re.compile(r"\bor for the whole batch with agent=\.\.\."),
+        "or for all lines with --agent NAME",
+    ),
     (re.compile(r"or pass the agent itself"), "or name its module here: --agents MODULE"),
     (
         re.compile(r"\brestore with the agent that shall go on\b"),

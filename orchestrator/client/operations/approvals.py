@@ -11,6 +11,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.waiting import Arrived
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.calls.answers import Answer, Ask, AskPage, Decided, Decision
+from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.store.fleet.people import asks_of
 from stepfleet.orchestrator.store.runs.asks import Asks, Waits
 
@@ -228,8 +229,10 @@ def _check_answer(ask: Ask, decision: Decision) -> None:
 def _check(which: Any) -> None:
     for name, value in which.items():
         if name not in Which.__annotations__ or not isinstance(value, str):
-            names = ", ".join(Which.__annotations__)
-            raise ConfigurationError(f"{name!r} is no condition with text; write {names}")
+            known = (*Which.__annotations__, *_DECISION)
+            close = "" if name in known else meant(name, known)
+            fix = close or f"; write {', '.join(Which.__annotations__)}"
+            raise ConfigurationError(f"{name!r} is no condition with text{fix}")
 
 
 def _matches(ask: Ask, which: Which) -> bool:

@@ -10,11 +10,13 @@ from stepfleet.orchestrator.protocol.composing import (
     COUNT,
     OUTPUT,
     OUTPUTS,
+    check_data,
     check_places,
     places_of,
 )
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.run.results import AgentRunResult
+from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
 
 One = str | AgentRunResult
 AfterRuns = One | Sequence[One] | Mapping[str, One]
@@ -30,6 +32,9 @@ def after_of(runs: AfterRuns | None, failed: Any, given: Any) -> After | None:
         return None
     names = _named(runs)
     check_before(len(names))
+    if isinstance(given, Mapping):
+        check_nesting(given, "input")
+        check_data(given, places_of(names))
     if not isinstance(given, str):
         return After(runs=names, failed=failed)
     check_places(given, places_of(names), required=False)

@@ -1,6 +1,6 @@
 """The input of a run: text, a conversation, or the result of another run. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -153,11 +153,13 @@ def messages_of(given: Input, prompt: str | None = None) -> tuple[Message, ...]:
         return input_of(_data(given), "input", prompt)
     if isinstance(given, str):
         return input_of(given, "input", prompt)
-    plain = [
-        one.model_dump(mode="json", exclude_defaults=True) if isinstance(one, Message) else one
-        for one in given
-    ]
-    return parse_input(plain, "input")
+    other: Any = given
+    if isinstance(other, Iterable) and not isinstance(other, bytes | bytearray):
+        other = [
+            one.model_dump(mode="json", exclude_defaults=True) if isinstance(one, Message) else one
+            for one in other
+        ]
+    return parse_input(other, "input")
 
 
 def origin_of(given: Input) -> RunOrigin | None:

@@ -1,8 +1,8 @@
 """What the error of a wait says that was too short: how far it is, and what is waited for."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
 
 from redis.exceptions import RedisError
 
@@ -13,16 +13,23 @@ _NAMED = 10
 """Runs before a run that are named."""
 
 
-async def late(
+@asynccontextmanager
+async def told_when_late(
     about: str, seconds: float | None, why: Callable[[], Awaitable[str]]
-) -> TimeoutError:
-    """Return the error of a wait of that many `seconds`; `why` is asked for a second at most."""
-    text = f"{about} has not ended after {seconds or 0.0:g} s"
-    with suppress(TimeoutError, AgentException, RedisError):
-        async with asyncio.timeout(READ_SECONDS):
-            if found := await why():
-                text += f"; {found}"
-    return TimeoutError(text)
+) -> AsyncGenerator[None, None]:
+    """Raise `TimeoutError` after `seconds` that says what `why` does, which has a second for it."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        text = f"{about} has not ended after {seconds:g} s"
+        with suppress(TimeoutError, AgentException, RedisError):
+            async with asyncio.timeout(READ_SECONDS):
+                text += f"; {await why()}"
+        raise TimeoutError(text) from None
 
 
 def begins_after(before: Mapping[str, str]) -> str:

@@ -177,7 +177,7 @@ def workers(names: Sequence[str], waiting: int, troubles: Sequence[str] = ()) ->
         return warn("workers", f"unknown: {'; '.join(troubles)}", "see above")
     return (fail if waiting else warn)(
         "workers",
-        f"none alive{f', and {waiting} runs wait' if waiting else ''}",
+        f"none alive{f', and {_runs_wait(waiting)}' if waiting else ''}",
         "start one: stepfleet worker --agents MODULE (or stepfleet up)",
     )
 
@@ -262,10 +262,14 @@ def queues(unserved: Mapping[str, int], steps: str) -> list[Check]:
 
 
 def _waits(queue: str, waiting: int, steps: str) -> str:
-    runs = "1 run waits" if waiting == 1 else f"{waiting} runs wait"
+    runs = _runs_wait(waiting)
     if queue == steps:
         return f"{runs} for a step" if waiting else "steps would wait"
     return f"{runs} for a tool there" if waiting else "calls of the tools there would wait"
+
+
+def _runs_wait(count: int) -> str:
+    return "1 run waits" if count == 1 else f"{count} runs wait"
 
 
 def agents(names: Sequence[str]) -> Check:

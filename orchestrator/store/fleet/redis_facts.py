@@ -102,7 +102,7 @@ def query(url: str, read: Callable[[Client], T], *, seconds: float = _CONNECT_SE
     # The client's own exception for a cluster of which no node answers is no RedisError.
     except (RedisError, RedisClusterException, OSError) as error:
         lacks = isinstance(error, MasterNotFoundError)
-        why = "no Sentinel names a master" if lacks else str(error)
+        why = "no Sentinel names a master" if lacks else str(error).rstrip(".")
         msg = (
             f"Redis at {place} cannot be reached: {why}; start it, or correct STEPFLEET_REDIS_URL "
             "(unset it to use a private server)"

@@ -175,8 +175,9 @@ async def _first_contact(client: Redis | FirstContact, settings: Settings) -> in
         except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as error:
             loading = isinstance(error, exceptions.BusyLoadingError)
             if time.monotonic() >= (loaded_by if loading else deadline):
+                why = str(error).rstrip(".")
                 msg = (
-                    f"Redis at {where} cannot be reached: {error}; start it, or correct "
+                    f"Redis at {where} cannot be reached: {why}; start it, or correct "
                     "STEPFLEET_REDIS_URL"
                 )
                 raise StoreError(msg) from None

@@ -317,12 +317,26 @@ def test_the_address_with_its_password_is_in_a_file_of_its_owner_only(fleet: Com
 
 
 def test_doctor_finds_a_sound_fleet_sound(fleet: CommandLine) -> None:
-    done = fleet("doctor", "--json", OPENAI_API_KEY="k", OPENAI_BASE_URL="http://127.0.0.1:1/v1")
+    """The key of its model is where the workers are."""
+    done = fleet("doctor", "--json", OPENAI_API_KEY="", OPENAI_BASE_URL="")
 
-    found = {one["check"]: one["state"] for one in orjson.loads(done.stdout)}
-    assert found["workers"] == found["agents"] == found["Redis durability"] == "ok"
-    assert found["model of solver"] == "fail"
-    assert done.returncode == 2
+    found = {one["check"]: one for one in orjson.loads(done.stdout)}
+    for name in ("workers", "agents", "Redis durability", "model of solver"):
+        assert found[name]["state"] == "ok"
+    assert (
+        found["model of solver"]["found"] == "OPENAI_API_KEY is not set here; its workers need it"
+    )
+    assert done.returncode == 0
+
+
+def test_doctor_fails_for_a_model_out_of_reach_only_where_its_agent_is_named(
+    fleet: CommandLine,
+) -> None:
+    away = "http://127.0.0.1:1/v1"
+    for named, state, code in (((), "warn", 0), (("--agents", "agents.py"), "fail", 2)):
+        done = fleet("doctor", "--json", *named, OPENAI_API_KEY="k", OPENAI_BASE_URL=away)
+        found = {one["check"]: one["state"] for one in orjson.loads(done.stdout)}
+        assert (found["model of solver"], done.returncode) == (state, code)
 
 
 def test_without_redis_commands_say_how_to_get_one(fleet: CommandLine) -> None:

@@ -40,6 +40,9 @@ def test_batches_and_lines_name_what_they_wait_for(stepfleet: CommandLine, fleet
     bad = stepfleet("then", first, *agents, "--input", "{nope}")
     assert bad.returncode == 2
     assert "field 'input' names {nope}; there are: {output}, {input}, {id}" in bad.stderr
+    paged = stepfleet("then", first, *agents, "--input", "{outputs}")
+    assert paged.returncode == 2
+    assert "field 'input' names {outputs}, which pages have: give --page N" in paged.stderr
     unknown = stepfleet("submit", str(file), *agents, "--no-check", "--after", "nobody")
     assert unknown.returncode == 2
     assert "field 'after': no run has the id 'nobody'" in unknown.stderr

@@ -200,7 +200,8 @@ async def test_events_of_requests_keep_arguments_to_themselves_by_default(
         ({"cursor": "5"}, "cursor is none"),
         ({"limit": 0}, "limit is 0; write a number"),
         ({"limit": "many"}, "limit is 'many'; write a number"),
-        ({"tool": 5}, "'tool' is no condition with text"),
+        ({"tool": 5}, "'tool' is no condition with text; write"),
+        ({"aprove": False}, "'aprove' is no condition with text; did you mean 'approve'?"),
     ],
 )
 async def test_a_page_that_cannot_be_is_refused_by_its_field(

@@ -277,9 +277,9 @@ async def test_a_hand_off_to_nobody_is_refused_when_it_is_defined() -> None:
         ({"handoffs": [billing, "billing"]}, "'transfer_to_billing' is there twice"),
         ({"handoffs": [billing], "tools": [transfer_to_billing]}, "give one of them another name"),
         ({"handoffs": "billing"}, "write a list, as ['billing']"),
-        ({"handoffs": [3]}, "holds a int; give agents or their names"),
-        ({"handoffs": billing}, "'handoffs' is a Agent; write a list of agents or names"),
-        ({"agents": billing}, "'agents' is a Agent; write a list of Agent objects"),
+        ({"handoffs": [3]}, "holds an int; give agents or their names"),
+        ({"handoffs": billing}, "'handoffs' is an Agent; write a list of agents or names"),
+        ({"agents": billing}, "'agents' is an Agent; write a list of Agent objects"),
         ({"agents": [Agent]}, "'agents' holds a type; give Agent objects"),
     ):
         with pytest.raises(ConfigurationError, match=part.replace("[", r"\[")):

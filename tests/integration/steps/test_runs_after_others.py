@@ -305,11 +305,25 @@ async def test_bad_orders_of_lines_are_refused_with_line_and_field(
         ({"after": "x", "after_failed": "skip"}, "x", "'after_failed' is 'skip'"),
         ({"after": "x", "delay": 5}, "x", "'delay'"),
         ({"after": "x"}, "{nobody}", "'input' names {nobody}; there are: {output}"),
+        ({"after": "x"}, {"a": ["{output}"]}, "'input' is a dict and names {output}: only a text"),
+        ({"after": {"b": "x"}}, {"a": "see {b}"}, "'input' is a dict and names {b}: only a text"),
+        ({}, 5, "'input' is a number; write text, a list of messages, or a dict"),
+        ({}, b"x", "'input' is an object; write text"),
     ],
 )
-async def test_bad_dependencies_are_refused_at_once(
-    options: dict[str, Any], text: str, message: str, fleet: AsyncFleet
+async def test_bad_inputs_and_dependencies_are_refused_at_once(
+    options: dict[str, Any], text: Any, message: str, fleet: AsyncFleet
 ) -> None:
     with pytest.raises(ConfigurationError) as caught:
         await fleet.submit(AGENT, text, **options)
     assert message in str(caught.value)
+
+
+async def test_data_without_a_known_place_is_sent_behind_others_as_it_is(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    first = await fleet.submit(AGENT, "a")
+    second = await fleet.submit(AGENT, {"x": "{{output}} {nobody}"}, after=first)
+    await answer(desk, first, "one")
+    assert await look(desk, second)
+    assert await input_of(fleet, second) == '{"x":"{{output}} {nobody}"}'

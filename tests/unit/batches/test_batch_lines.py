@@ -59,7 +59,20 @@ def test_a_conversation_keeps_its_roles_and_tool_calls_in_either_spelling() -> N
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "unknown field": ({"input": "x", "question": "y"}, "'question' is not known"),
+    "unknown field": ({"input": "x", "question": "y"}, "'question' is not known; a line has"),
+    "misspelt field": (
+        {"input": "x", "afetr": ["a"]},
+        "'afetr' is not known; did you mean 'after'? A line has",
+    ),
+    "order of an object": ({"input": "x", "after": {"a": 1}}, "'after' is an object; write a list"),
+    "order of a number": (
+        {"input": "x", "after": 1.5},
+        'a list of ids of lines above, as ["a"',
+    ),
+    "place in data": (
+        {"input": {"x": [{"y": "it: {a}"}]}, "after": ["a"]},
+        "'input' is a dict and names {a}: only a text has places",
+    ),
     "no input": ({"id": "1"}, "'input' is missing"),
     "empty input": ({"input": "  "}, "'input' is empty"),
     "null input": ({"input": None}, "'input' is null"),

@@ -416,3 +416,17 @@ def test_a_schema_that_cannot_serve_is_a_configuration_error(
     with pytest.raises(ConfigurationError) as caught:
         as_tool(own).check({"key": "abc"})
     assert says in caught.value.message
+
+
+def test_an_unknown_option_is_refused_with_the_close_one() -> None:
+    def refund(usd: float) -> str:
+        return f"{usd}"
+
+    made: Any = tool
+    with pytest.raises(ConfigurationError) as caught:
+        made(aproval=True)(refund)
+    assert caught.value.message == (
+        "tool 'refund': option 'aproval' is not known; did you mean 'approval'?"
+    )
+    with pytest.raises(ConfigurationError, match="option 'xyz' is not known; there are timeout, "):
+        made(xyz=1)(refund)

@@ -2,7 +2,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator import ConfigurationError, tool
+from stepfleet.orchestrator import Agent, ConfigurationError, tool
 from stepfleet.orchestrator.errors import ToolArgumentsError, ToolNotFoundError
 from stepfleet.orchestrator.tools import ToolRegistry, registry_of
 
@@ -11,6 +11,9 @@ from stepfleet.orchestrator.tools import ToolRegistry, registry_of
 def search(query: str) -> str:
     """Search."""
     return f"found {query}"
+
+
+OTHER = Agent("other", model="openai:m")
 
 
 class Echo:
@@ -61,6 +64,7 @@ def test_a_name_cannot_be_registered_twice() -> None:
     [
         (len, "function 'len' is no tool; put @tool above it"),
         (Echo, "tool 'Echo' is a class; give an instance of it"),
+        (OTHER, "agent 'other' is no tool; write it into agents=[...], or give its as_tool()"),
         (3, "type 'int' is no tool; it lacks name, description, schema, execute"),
     ],
 )
@@ -69,3 +73,14 @@ def test_what_is_no_tool_is_refused_with_the_fix(given: Any, says: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         registry_of([given])
     assert says in caught.value.message
+    with pytest.raises(ConfigurationError) as named:
+        Agent("lead", model="openai:m", tools=[given])
+    assert named.value.message.startswith("agent 'lead': field 'tools': ")
+    assert says in named.value.message
+
+
+@pytest.mark.parametrize(("given", "kind"), [(3, "an int"), ("module:add", "a str")])
+def test_tools_that_are_no_list_are_refused_by_their_field(given: Any, kind: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        Agent("lead", model="openai:m", tools=given)
+    assert caught.value.message == f"agent 'lead': field 'tools' is {kind}; write a list of tools"

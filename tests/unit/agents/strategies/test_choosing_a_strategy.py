@@ -88,7 +88,7 @@ def factory() -> object:
         ),
         ({"strategy": ":x"}, "':x' cannot be loaded: it names no module"),
         ({"strategy": "json:dumps"}, "'strategy_options': 'json:dumps' cannot be made"),
-        ({"strategy": "sys:maxsize"}, "is a int, neither class nor object"),
+        ({"strategy": "sys:maxsize"}, "is an int, neither class nor object"),
         ({"strategy": "builtins:dict"}, "made a dict; subclass Strategy"),
         ({"strategy": 7}, "a int is none; give a Strategy"),
         ({"strategy": NoOp}, "a ABCMeta is none; give a Strategy"),

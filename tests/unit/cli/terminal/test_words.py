@@ -12,6 +12,8 @@ from stepfleet.orchestrator.cli.terminal.words import in_cli_words
         ("raise it: fork with max_steps=8", "raise it: --set max_steps=8"),
         ("(skip_invalid=True submits the others)", "(--skip-invalid submits the others)"),
         ("fork it before that (at=3), or", "fork it before that (--at 3), or"),
+        ("or for the whole batch with agent=...", "or for all lines with --agent NAME"),
+        ("which pages have: give page=N, the", "which pages have: give --page N, the"),
         ("retry it with care", "retry it with care"),
     ],
 )
