@@ -32,6 +32,8 @@ def seconds(value: float | None) -> str:
 
 def usd(value: float | Decimal) -> str:
     """Return an amount: cents for large ones, more digits for small ones."""
+    if value < 0:
+        return f"-{usd(-value)}"
     if not value or value >= 1:
         return f"${value:,.2f}"
     digits = max(4, 1 - math.floor(math.log10(value)))  # two that are no zeros

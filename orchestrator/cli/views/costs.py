@@ -9,7 +9,7 @@ from typing import Any, Literal
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from stepfleet.orchestrator.cli.terminal.format import count, moment, shown, usd
+from stepfleet.orchestrator.cli.terminal.format import count, shown, usd
 from stepfleet.orchestrator.cli.terminal.output import (
     notice,
     print_json,
@@ -38,7 +38,7 @@ _CALL = (
     Column("status"),
     *_SUMS[1:5],
     Column("saved", number=True),
-    Column("time"),
+    Column("time (UTC)"),
 )
 
 
@@ -112,7 +112,7 @@ def calls_picture(lines: Sequence[CostLine], *, with_run: bool) -> RenderableTyp
                 count(one.output_tokens),
                 "not known" if one.usd is None else usd(one.usd),
                 usd(one.saved_usd) if one.saved_usd else "",
-                moment(one.time),
+                f"{one.time:%m-%d %H:%M:%S}" if one.time else "",
             )
             for one in lines
         ],

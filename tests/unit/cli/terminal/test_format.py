@@ -1,4 +1,5 @@
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -37,6 +38,8 @@ def test_durations_have_the_units_that_people_use(value: Any, text: str) -> None
         (0.000052799999999999996, "$0.000053"),
         (0.0000042, "$0.0000042"),
         (0.0000000042, "$0.000000004"),
+        (-0.0123, "-$0.0123"),
+        (Decimal("-1234.5"), "-$1,234.50"),
     ],
 )
 def test_small_amounts_keep_their_digits(value: Any, text: str) -> None:
