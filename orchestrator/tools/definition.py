@@ -66,8 +66,8 @@ class ToolOptions:
     strict modes take; by default OpenAI's and Azure's models do so for such schemas.
     With `approval` a call waits, without a slot, until a person approves or denies it; a function,
     plain or coroutine, is given the `ToolInvocation` with the arguments and returns whether that
-    call needs it. Behind `approval_timeout` seconds `approval_default` is the decision: "deny" or
-    "approve".
+    call needs it. Behind `approval_timeout` seconds `approval_default` is the decision: "deny" (as
+    without it) or "approve".
     """
 
     timeout: float | None = None
@@ -80,7 +80,7 @@ class ToolOptions:
     strict: bool | None = None
     approval: bool | NeedsApproval = False
     approval_timeout: float | None = None
-    approval_default: str = "deny"
+    approval_default: str | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,7 +172,7 @@ def tool(
     strict: bool | None = ...,
     approval: bool | NeedsApproval = ...,
     approval_timeout: float | None = ...,
-    approval_default: str = ...,
+    approval_default: str | None = ...,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 def tool(
     function: Callable[..., Any] | None = None,
@@ -328,22 +328,7 @@ def _check_tool(tool: Tool[..., Any]) -> None:
             "no parameter a default (use X | None), type them all, and use no dict, "
             "limits or formats"
         )
-    rule, within = tool.options.approval, tool.options.approval_timeout
-    if not isinstance(rule, bool) and not callable(rule):
-        raise ConfigurationError(
-            f"tool {tool.name!r}: approval is {rule!r}; write True, False or a function"
-        )
-    is_number = isinstance(within, int | float) and not isinstance(within, bool)
-    if within is not None and not (is_number and 0 < within <= _MAX_TIMEOUT):
-        raise ConfigurationError(
-            f"tool {tool.name!r}: approval_timeout must be seconds, above 0 and at most "
-            f"{_MAX_TIMEOUT} (7 days), and is {within!r}"
-        )
-    if tool.options.approval_default not in DECISIONS:
-        raise ConfigurationError(
-            f"tool {tool.name!r}: approval_default is {tool.options.approval_default!r}; write "
-            "'deny' or 'approve'"
-        )
+    _check_approval(tool.name, tool.options)
     queue = tool.options.queue
     if queue is None or isinstance(queue, Awaited):
         return
@@ -351,4 +336,32 @@ def _check_tool(tool: Tool[..., Any]) -> None:
         raise ConfigurationError(
             f"tool {tool.name!r}: queue must be 1 to 100 letters, digits, _, . or -, and is "
             f"{queue!r}"
+        )
+
+
+def _check_approval(name: str, options: ToolOptions) -> None:
+    rule, within, default = options.approval, options.approval_timeout, options.approval_default
+    if not isinstance(rule, bool) and not callable(rule):
+        raise ConfigurationError(
+            f"tool {name!r}: approval is {rule!r}; write True, False or a function"
+        )
+    is_number = isinstance(within, int | float) and not isinstance(within, bool)
+    if within is not None and not (is_number and 0 < within <= _MAX_TIMEOUT):
+        raise ConfigurationError(
+            f"tool {name!r}: approval_timeout must be seconds, above 0 and at most "
+            f"{_MAX_TIMEOUT} (7 days), and is {within!r}"
+        )
+    if default not in (None, *DECISIONS):
+        raise ConfigurationError(
+            f"tool {name!r}: approval_default is {default!r}; write 'deny' or 'approve'"
+        )
+    if within is not None and rule is False:
+        raise ConfigurationError(
+            f"tool {name!r}: approval_timeout is {within!r}, and no call waits for an approval; "
+            "add approval=True, or approval=FUNCTION for some of its calls"
+        )
+    if default is not None and within is None:
+        raise ConfigurationError(
+            f"tool {name!r}: approval_default is {default!r}, and nothing says when it decides; "
+            "add approval_timeout=SECONDS"
         )

@@ -343,12 +343,49 @@ def test_a_timeout_that_is_no_span_of_time_is_refused(timeout: float) -> None:
         ({"approval": True, "approval_timeout": "5"}, "approval_timeout must be seconds"),
         ({"approval": True, "approval_timeout": True}, "approval_timeout must be seconds"),
         ({"approval": True, "approval_timeout": 0}, "approval_timeout must be seconds"),
+        (
+            {"approval": True, "approval_timeout": 5, "approval_default": "no"},
+            "approval_default is 'no'; write 'deny' or 'approve'",
+        ),
     ],
 )
 def test_rules_of_approval_of_another_type_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         tool(name="x", **options)(lambda: None)
     assert says in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (
+            {"approval_timeout": 60, "approval_default": "deny"},
+            "tool 'x': approval_timeout is 60, and no call waits for an approval; add approval",
+        ),
+        ({"approval": False, "approval_timeout": 60}, "add approval=True, or approval=FUNCTION"),
+        (
+            {"approval": True, "approval_default": "deny"},
+            "tool 'x': approval_default is 'deny', and nothing says when it decides; add",
+        ),
+        ({"approval_default": "approve"}, "add approval_timeout=SECONDS"),
+    ],
+)
+def test_options_of_an_approval_that_could_never_apply_are_refused(
+    options: dict[str, Any], says: str
+) -> None:
+    """Without `approval` the tool would be called without asking, whatever the other two say."""
+    with pytest.raises(ConfigurationError) as caught:
+        tool(name="x", **options)(lambda: None)
+    assert says in caught.value.message
+
+
+@pytest.mark.parametrize("rule", [True, lambda _: True])
+@pytest.mark.parametrize("default", [{}, {"approval_default": "approve"}])
+def test_an_approval_may_have_a_time_limit_and_a_decision_for_it(
+    rule: Any, default: dict[str, Any]
+) -> None:
+    made = tool(name="x", approval=rule, approval_timeout=60, **default)(lambda: None)
+    assert made.options.approval is rule
 
 
 class Lookup:
