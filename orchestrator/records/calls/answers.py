@@ -133,7 +133,8 @@ class Ask(Record):
     """A call that waits for a person. `kind` is approval or question; times are UTC.
 
     `step` counts from 1, `index` is the call's place in the model's answer. `key` names exactly
-    this call: equal calls of other runs have others. `until` is when its time limit decides.
+    this call: equal calls of other runs have others. `until` is when its time limit decides, or the
+    run's own time ends before that.
     `batch_id` is the batch of its run, or of the one that has started that.
     """
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from heapq import merge
 from typing import Any
 
@@ -28,7 +29,10 @@ MOST = 1000
 """Calls of a page."""
 _AT_ONCE = 50
 """Runs whose answers of models are in memory at once."""
-_NAMES = (*("status", "step", "waiting", "agent", "batch", "billed", "line", "tenant", "slim"),)
+_NAMES = (
+    *("status", "step", "waiting", "agent", "batch", "billed", "line", "tenant", "slim"),
+    "not_before",
+)
 _OVER = frozenset(one.value for one in TERMINAL)
 _Place = tuple[float, str]
 
@@ -146,12 +150,18 @@ def _waits(
         tool=made.name,
         arguments=made.arguments,
         since=moment(f"{score:.0f}"),
-        until=moment(journal[2]) if journal[2] else None,
+        until=_until(header.get("not_before"), journal[2]),
         batch_id=header.get("batch") or header.get("billed") or None,
         line_id=header.get("line") or None,
         tenant=header.get("tenant"),
     )
     return Waits(ask, execution)
+
+
+def _until(*ends: str | None) -> datetime | None:
+    """Return the earlier end: of the run's patience (0 where there is none), or of the call's."""
+    times = [float(one) for one in ends if one and float(one) > 0]
+    return moment(f"{min(times):.0f}") if times else None
 
 
 def _asks(place: str) -> bool:

@@ -85,6 +85,31 @@ async def test_calls_that_wait_later_are_not_decided(fleet: AsyncFleet, redis_ur
     assert left.run_id == second
 
 
+@pytest.mark.parametrize(("call_limit", "run_limit", "first"), [(900, 60, 60), (60, 900, 60)])
+async def test_a_call_waits_until_the_earlier_of_its_own_and_the_runs_time(
+    fleet: AsyncFleet, redis_url: str, call_limit: float, run_limit: float, first: float
+) -> None:
+    """Also a page and `of_run` say so, and the run that is paused and goes on."""
+
+    @tool(name="pay", approval=True, approval_timeout=call_limit)
+    def limited(usd: int) -> str:
+        """Pay somebody."""
+        return f"paid {usd}"
+
+    agent = clerk(asks(10), say("done"), tools=[limited], time_limit=run_limit)
+    run_id = await fleet.submit(agent, "pay")
+    async with worked_on(redis_url, agent, run_id):
+        (ask,) = await waiting(fleet, 1)
+    assert ask.until is not None
+    assert first - 30 < (ask.until - ask.since).total_seconds() <= first
+    assert await fleet.approvals.of_run(run_id) == (ask,)
+    await fleet.runs.pause(run_id)
+    await fleet.runs.resume(run_id)
+    (again,) = await fleet.approvals.of_run(run_id)
+    assert again.until is not None
+    assert ask.until <= again.until < ask.until + timedelta(seconds=30)
+
+
 async def test_metrics_and_doctor_count_what_waits(fleet: AsyncFleet, redis_url: str) -> None:
     """Calls of a cancelled run wait for nobody."""
     agent = clerk(call(("pay", {"usd": 1}), ("pay", {"usd": 2})), say("done"), time_limit=300)
