@@ -118,6 +118,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.batch import BatchPage as BatchPage
     from stepfleet.orchestrator.records.batch import BatchProgress as BatchProgress
     from stepfleet.orchestrator.records.calls.answers import Ask as Ask
+    from stepfleet.orchestrator.records.calls.answers import AskCount as AskCount
     from stepfleet.orchestrator.records.calls.answers import AskPage as AskPage
     from stepfleet.orchestrator.records.calls.answers import Decided as Decided
     from stepfleet.orchestrator.records.calls.answers import Decision as Decision
@@ -251,7 +252,7 @@ _WHERE = {
     "models.support": "Support supports",
     "protocol.serialization.slim": "SlimSerializer",
     "protocol.serialization.slim_config": "SlimSerializationConfig",
-    "records.calls.answers": "Ask AskPage Decided Decision RunEnd SubAgentLimits",
+    "records.calls.answers": "Ask AskCount AskPage Decided Decision RunEnd SubAgentLimits",
     "records.batch": "BatchPage BatchProgress",
     "records.errors": "Cause ErrorInfo ErrorType ModelErrorCode",
     "records.ledger": "CallState CostLine CostRow Costs",

@@ -21,6 +21,7 @@ from stepfleet.orchestrator.client.follow_ups import ThenOptions, registered
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.client.submission.inputs import BatchOptions, batch_order
 from stepfleet.orchestrator.client.watching.late import told_when_late
+from stepfleet.orchestrator.client.watching.people import people_of_batch
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchPage, BatchProgress, Manifest
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -219,7 +220,8 @@ class AsyncBatch:
         client, progress = await self._session.open(), await self.progress()
         if progress.waits:
             return f"it waits for the end of batch {progress.follows}"
-        why = await client.standstill.reason(lambda: needs_of_batch(client.store, self.id))
+        people = people_of_batch(client.store, self.id)
+        why = await client.standstill.reason(lambda: needs_of_batch(client.store, self.id), people)
         done = f"{progress.done:,} of {progress.total:,} runs have ended"
         return f"{done}{f'; {why}' if why else ''}"
 

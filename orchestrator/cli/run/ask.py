@@ -27,12 +27,17 @@ from stepfleet.orchestrator.cli.setup.reaching import warn_of
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.format import shown
 from stepfleet.orchestrator.cli.terminal.output import notice, print_json
+from stepfleet.orchestrator.cli.views.approvals import call_and_commands, places_of
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.client.operations.asks_below import asks_below
+from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.events.streamed_text import StreamedText
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.batches.batches import run_id_of
+
+_LOOK = 1.0
+"""Seconds between two looks at what waits for people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +122,14 @@ class _Asking:
         )
         self.crew.needed.set()
         run_id = run_id_of(batch.id, 0)
-        if self._streams:
-            await self._print_text(fleet, run_id)
-        return await fleet.runs.wait(run_id)
+        telling = asyncio.create_task(_tell_what_waits(fleet, run_id))
+        try:
+            if self._streams:
+                await self._print_text(fleet, run_id)
+            return await fleet.runs.wait(run_id)
+        finally:
+            telling.cancel()
+            await asyncio.wait([telling])
 
     async def _settle(self, fleet: AsyncFleet) -> None:
         """Keep other batches out of our workers; without such, see that there are others."""
@@ -163,6 +173,21 @@ class _Asking:
     async def _cancel(self, fleet: AsyncFleet) -> None:
         with contextlib.suppress(ConfigurationError):  # it was not submitted
             await (await fleet.batches.get(self.note.batch_id)).cancel()
+
+
+async def _tell_what_waits(fleet: AsyncFleet, run_id: str) -> None:
+    """Print each call of the run, and of the runs below it, that waits for a person."""
+    told: set[str] = set()
+    while True:
+        await asyncio.sleep(_LOOK)
+        with contextlib.suppress(AgentException):  # whoever waits for the run reports it
+            below = await asks_below(await fleet.runs.tree(run_id), fleet.approvals)
+            asks = (*await fleet.approvals.of_run(run_id), *below)
+            places = places_of(asks)
+            for ask in asks:
+                if ask.key not in told:
+                    notice(call_and_commands(ask, places[ask.key]))
+            told = {ask.key for ask in asks}
 
 
 def print_answer(result: AgentRunResult, *, json: bool, shown_before: str = "") -> int:

@@ -242,7 +242,7 @@ def print_ended(ended: Ended, seconds: float, *, json: bool) -> None:
     """Print how a batch ended after so many seconds."""
     print_either(
         ended,
-        lambda one: summary(one.progress, one.failures, seconds),
+        lambda one: summary(one.progress, one.failures, wall_seconds=seconds),
         json=json,
         as_data=lambda one: with_causes(one.progress, one.failures),
     )

@@ -147,7 +147,7 @@ def picture(asks: Sequence[Ask]) -> RenderableType:
     if not asks:
         return "Nothing waits for a person."
     wait = "1 call waits" if len(asks) == 1 else f"{count(len(asks))} calls wait"
-    groups, places = _equal(asks), _places(asks)
+    groups, places = _equal(asks), places_of(asks)
     parts: list[RenderableType] = [Text(f"{wait} for a person", style="bold")]
     for one in groups[:_GROUPS]:
         indented = Padding(_lines(one, places), (0, 0, 0, 2))
@@ -171,6 +171,14 @@ def call_text(ask: Ask) -> Text:
     return Text(f"{shown(ask.agent, 60)} calls ").append(call, style="cyan")
 
 
+def call_and_commands(ask: Ask, place: str) -> str:
+    """Return a call and the commands that decide it, a line each; `place` is what these take."""
+    commands = [f"stepfleet answer {place} TEXT"]
+    if ask.kind != "question":
+        commands = [f"stepfleet approve {place}", f"stepfleet deny {place} --reason TEXT"]
+    return "\n  ".join([call_text(ask).plain, *commands])
+
+
 def _lines(one: Equal, places: Mapping[str, str]) -> RenderableType:
     """Return since when equal calls wait, what ends the wait, and the commands that decide them."""
     ask = one.ask
@@ -188,7 +196,7 @@ def _lines(one: Equal, places: Mapping[str, str]) -> RenderableType:
     return Group(*lines)
 
 
-def _places(asks: Sequence[Ask]) -> dict[str, str]:
+def places_of(asks: Sequence[Ask]) -> dict[str, str]:
     """Return what commands take for each call: its run, and its place where that has several."""
     several = Counter(one.run_id for one in asks)
     return {

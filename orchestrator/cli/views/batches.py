@@ -10,8 +10,9 @@ from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown, usd
 from stepfleet.orchestrator.cli.terminal.progress import submission_state
 from stepfleet.orchestrator.cli.terminal.rows import Column, Rows
-from stepfleet.orchestrator.cli.views.failures import top
+from stepfleet.orchestrator.cli.views.failures import NOBODY, top
 from stepfleet.orchestrator.records.batch import BatchProgress
+from stepfleet.orchestrator.records.calls.answers import AskCount
 
 _ID_CHARACTERS = 60
 _AGENT_CHARACTERS = 100
@@ -19,9 +20,16 @@ _AGENT_CHARACTERS = 100
 
 
 def summary(
-    progress: BatchProgress, failures: Failures, wall_seconds: float | None = None
+    progress: BatchProgress,
+    failures: Failures,
+    asks: AskCount = NOBODY,
+    *,
+    wall_seconds: float | None = None,
 ) -> RenderableType:
-    """Return the outcome of a batch by status, stop reason and top causes, and its cost."""
+    """Return the outcome of a batch by status, stop reason and top causes, and its cost.
+
+    `asks` are its calls that wait for people.
+    """
     table = Table(show_header=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -55,7 +63,9 @@ def summary(
     title = Text(f"Batch {progress.batch_id}")
     if progress.held and wall_seconds is None:  # who followed the batch prints it at the end
         title.append(f"\n{shown(progress.held_text)}", style="red")
-    return Group(title, table, *top(failures))
+    waits = f"{asks}:\n  stepfleet approvals --batch {progress.batch_id}"
+    people = [Text(waits, style="yellow")] if asks.count else []
+    return Group(title, table, *people, *top(failures))
 
 
 def batch_list(batches: Sequence[BatchProgress]) -> RenderableType:

@@ -14,11 +14,13 @@ from stepfleet.orchestrator.cli.terminal.output import every_second, print_json,
 from stepfleet.orchestrator.cli.terminal.progress import TOP, cause_lines
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.records.batch import BatchProgress
+from stepfleet.orchestrator.records.calls.answers import AskCount
 
 MOST_SHOWN = 20
 READ = 2_000
 """Runs that are read for a summary at the most."""
 _LINE = 160
+NOBODY = AskCount()
 
 
 def show_failures(batch_id: str | None, data: Any, *, json: bool) -> int:
@@ -39,11 +41,12 @@ def show_failures(batch_id: str | None, data: Any, *, json: bool) -> int:
     return SOME_FAILED if failures.not_completed else COMPLETED
 
 
-async def read_status(batch_id: str, fleet: AsyncFleet) -> tuple[BatchProgress, Failures]:
-    """Return the progress of a batch, and its failures by cause as far as a summary needs them."""
+async def read_status(batch_id: str, fleet: AsyncFleet) -> tuple[BatchProgress, Failures, AskCount]:
+    """Return a batch's progress, its failures by cause, and how many calls wait for people."""
     batch = await fleet.batches.get(batch_id)
     progress = await batch.progress()
-    return progress, await causes_of(batch, progress)
+    asks = await fleet.approvals.of_batch(batch.id) if progress.open else NOBODY
+    return progress, await causes_of(batch, progress), asks
 
 
 async def causes_of(batch: AsyncBatch, progress: BatchProgress) -> Failures:
@@ -72,13 +75,23 @@ def as_data(failures: Failures) -> dict[str, Any]:
     return data
 
 
-def with_causes(progress: BatchProgress, failures: Failures) -> dict[str, Any]:
-    """Return a batch's progress as JSON-ready data, with its top `causes`. Pure."""
+def with_causes(
+    progress: BatchProgress, failures: Failures, asks: AskCount = NOBODY
+) -> dict[str, Any]:
+    """Return a batch's progress as JSON-ready data, with its top `causes`. Pure.
+
+    `asks` are its calls that wait for people.
+    """
     causes = [
         {"runs": group.runs, **group.cause.to_dict(), "example": group.example.run_id}
         for group in failures.groups[:TOP]
     ]
-    return {**progress.to_dict(), "causes": causes, "causes_of": failures.read}
+    return {
+        **progress.to_dict(),
+        "causes": causes,
+        "causes_of": failures.read,
+        "waiting_for_people": asks.count,
+    }
 
 
 def top(failures: Failures) -> Iterator[RenderableType]:

@@ -156,6 +156,7 @@ class FleetApprovals(_Blocking):
 
     page = blocking(AsyncFleetApprovals.page)
     of_run = blocking(AsyncFleetApprovals.of_run)
+    of_batch = blocking(AsyncFleetApprovals.of_batch)
     all = iterating(AsyncFleetApprovals.all)
 
 

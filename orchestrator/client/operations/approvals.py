@@ -10,7 +10,14 @@ from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.waiting import Arrived
 from stepfleet.orchestrator.records.base import well_formed
-from stepfleet.orchestrator.records.calls.answers import Answer, Ask, AskPage, Decided, Decision
+from stepfleet.orchestrator.records.calls.answers import (
+    Answer,
+    Ask,
+    AskCount,
+    AskPage,
+    Decided,
+    Decision,
+)
 from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.store.fleet.people import asks_of
 from stepfleet.orchestrator.store.runs.asks import Asks, Waits
@@ -83,6 +90,13 @@ class AsyncFleetApprovals:
     async def of_run(self, run_id: str) -> tuple[Ask, ...]:
         """Return the calls of a run that wait; none for a run that is not there."""
         return tuple(one.ask for one in await (await self._asks()).of_run(run_id))
+
+    async def of_batch(self, batch_id: str) -> AskCount:
+        """Return how many calls of a batch wait, those of the runs below its own among them.
+
+        A count up to 1,000, among the 5,000 calls that wait longest or so.
+        """
+        return await (await self._asks()).count_of_batch(batch_id)
 
     async def all(self, **which: Unpack[Which]) -> AsyncGenerator[Ask, None]:
         """Yield all calls that wait, the oldest first."""

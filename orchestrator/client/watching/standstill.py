@@ -1,4 +1,4 @@
-"""Why nothing moves while a client waits: workers lack something, or a server is in trouble.
+"""Why nothing moves while a client waits: no worker has it, a server is in trouble, people decide.
 
 Reads now and then, and only while a wait has no progress. Decides the text; changes nothing.
 """
@@ -11,6 +11,7 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
+from stepfleet.orchestrator.client.watching.people import People
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.store.admission.lines import LimitLines
 from stepfleet.orchestrator.store.fleet.checks import serving
@@ -88,7 +89,7 @@ class Standstill:
             self._reading.cancel()
             await asyncio.wait([self._reading])
 
-    async def reason(self, needs: Needs) -> str:
+    async def reason(self, needs: Needs, people: People) -> str:
         """Return why nothing moves; empty where nothing is wrong, or that cannot be read."""
         try:
             if self._reading or time.monotonic() - self._read_at >= QUIET_SECONDS:
@@ -100,12 +101,8 @@ class Standstill:
                 if self._reading is reading:  # not another wait's, which began meanwhile
                     self._reading = None
                 reading.result()
-            if self._troubles or self._starts_workers:
-                return "; ".join(self._troubles or self._limited)
-            is_any = any(one.alive for one in self._seen)
-            wanted = await needs() if is_any else ()
-            lacks = lacking(self._seen, self._store.settings.queue, wanted, self._exempt)
-            return lacks or "; ".join(self._limited)
+            found = self._troubles or await self._lacks(needs)
+            return "; ".join(found or filter(None, (*self._limited, await people())))
         except Exception:  # what only explains a wait must not end it
             log.debug("the reason of a standstill is unknown", exc_info=True)
             return ""
@@ -119,6 +116,14 @@ class Standstill:
         needs = await needs_of(self._store, [run_id])
         seen = await workers(self._store)
         return lacking(seen, self._store.settings.queue, needs, self._exempt)
+
+    async def _lacks(self, needs: Needs) -> list[str]:
+        if self._starts_workers:
+            return []
+        is_any = any(one.alive for one in self._seen)
+        wanted = await needs() if is_any else ()
+        lacks = lacking(self._seen, self._store.settings.queue, wanted, self._exempt)
+        return [lacks] if lacks else []
 
     async def _read(self) -> None:
         with suppress(AgentException, RedisError):  # the connection logs an outage itself
@@ -144,9 +149,10 @@ class Standstill:
 class Quiet:
     """One wait: `tick` is to be called again and again, and says whether nothing has moved."""
 
-    def __init__(self, standstill: Standstill, needs: Needs) -> None:
+    def __init__(self, standstill: Standstill, needs: Needs, people: People) -> None:
         self._standstill = standstill
         self._needs = needs
+        self._people = people
         self._reason = ""
         self._next = time.monotonic() + QUIET_SECONDS
 
@@ -156,7 +162,7 @@ class Quiet:
         if not idle:
             reason, self._next = "", now + QUIET_SECONDS
         elif now >= self._next:
-            reason = await self._standstill.reason(self._needs)
+            reason = await self._standstill.reason(self._needs, self._people)
             self._next = time.monotonic() + QUIET_SECONDS
         if reason != self._reason:
             self._reason = reason

@@ -167,6 +167,19 @@ class AskPage(Record):
     next: str | None = None
 
 
+class AskCount(Record):
+    """How many calls wait for people; `more` where there may be others: only some are looked at."""
+
+    count: int = 0
+    more: bool = False
+
+    def __str__(self) -> str:
+        """Return the number of calls in words."""
+        if self.count == 1 and not self.more:
+            return "1 call waits for a person"
+        return f"{self.count:,}{' or more' if self.more else ''} calls wait for people"
+
+
 class Decided(Record):
     """How many calls a decision reached. `late` counts those that had one, or had gone on.
 

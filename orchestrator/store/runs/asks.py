@@ -13,7 +13,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.answered import decided_event
 from stepfleet.orchestrator.protocol.waiting import Arrived, ToolHint, waits_in
-from stepfleet.orchestrator.records.calls.answers import Answer, Ask, Decision, awaited_by
+from stepfleet.orchestrator.records.calls.answers import Answer, Ask, AskCount, Decision, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import TERMINAL, HandOff
@@ -29,6 +29,10 @@ MOST = 1000
 """Calls of a page."""
 _AT_ONCE = 50
 """Runs whose answers of models are in memory at once."""
+MOST_COUNTED = 1_000
+LOOKED_AT = 5_000
+"""Calls among which those of a batch, or of some runs, are counted: those that wait longest."""
+_TOGETHER = 500
 _NAMES = (
     *("status", "step", "waiting", "agent", "batch", "billed", "line", "tenant", "slim"),
     "not_before",
@@ -94,6 +98,49 @@ class Asks:
         name = f"{self._keys.tag(self._keys.shard_of(run_id))}asks"
         scores = await self._connection.execute_all(*(("ZSCORE", name, one) for one in members))
         return await self._read([(float(s or 0), m) for s, m in zip(scores, members, strict=True)])
+
+    async def count_of_batch(self, batch_id: str) -> AskCount:
+        """Return how many calls of a batch's runs, and of the runs below these, wait for people."""
+        calls, more = await self._oldest()
+        return await self._count(calls, more, batch_id)
+
+    async def count_of_runs(self, run_ids: Sequence[str]) -> AskCount:
+        """Return how many calls of these runs, and of the runs below them, wait for people."""
+        keys = map(self._keys.run, run_ids)
+        heads = await self._connection.execute_all(*(("HMGET", k, "waiting", "step") for k in keys))
+        places = (one.queue for text, step in heads for one in waits_in(text or "", step or ""))
+        if all(awaited_by(place) is None for place in places):
+            return AskCount()
+        calls, more = await self._oldest()
+        below = tuple(f"{one}." for one in run_ids)
+        meant = [one for one in calls if f"{one.run_id}.".startswith(below)]
+        return await self._count(meant, more)
+
+    async def _oldest(self) -> tuple[list[ToolHint], bool]:
+        """Return the calls that have waited longest, and whether there may be others."""
+        shards = [f"{self._keys.tag(n)}asks" for n in range(self._keys.shards)]
+        each = max(LOOKED_AT // len(shards), 1)
+        found = await self._connection.execute_all(
+            *(("ZRANGE", key, 0, each - 1) for key in shards)
+        )
+        more = any(len(members) == each for members in found)
+        return [call_at(one) for members in found for one in members], more
+
+    async def _count(self, calls: Sequence[ToolHint], more: bool, batch_id: str = "") -> AskCount:
+        found = 0
+        fields = ("status", "step", "waiting", "batch", "billed")
+        for at in range(0, len(calls), _TOGETHER):
+            some = calls[at : at + _TOGETHER]
+            keys = (self._keys.run(one.run_id) for one in some)
+            heads = await self._connection.execute_all(*(("HMGET", k, *fields) for k in keys))
+            for call, (status, step, waiting, *batches) in zip(some, heads, strict=True):
+                waits = waits_in(waiting or "", step or "") if step == str(call.step) else ()
+                is_waiting = any(w.index == call.index and _asks(w.queue) for w in waits)
+                is_meant = not batch_id or batch_id in batches
+                found += is_waiting and is_meant and status not in _OVER
+            if found >= MOST_COUNTED:
+                return AskCount(count=MOST_COUNTED, more=True)
+        return AskCount(count=found, more=more)
 
     async def decide(self, waits: Waits, decision: Decision) -> Arrived:
         """Give a call its decision; the first one counts."""

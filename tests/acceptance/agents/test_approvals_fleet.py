@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import orjson
 import pytest
 from support.deadlines import wait_until
 from support.workers.command_line import CommandLine
@@ -120,3 +121,36 @@ def test_questions_time_limits_and_equal_calls_on_the_command_line(
         assert "answered by bob, 20" in cli("show", asks).stdout
         assert all(result.success for result in batch.results())
         assert "Nothing waits" in cli("approvals").stdout
+
+
+def test_whoever_waits_for_runs_reads_that_these_wait_for_people(
+    model: ModelServer,
+    start_worker: Start,
+    env: dict[str, str],
+    redis_url: str,
+    commands: CommandLine,
+) -> None:
+    """A question with the command that answers it; of a batch, how many calls, and their list."""
+    cli = partial(commands, STEPFLEET_REDIS_URL=redis_url)
+    model.follow(rules)
+    start_worker(env=env)
+    asking = commands.start("ask", "clerk", "ask", STEPFLEET_REDIS_URL=redis_url)
+    commands.until_said("clerk asks: which? (red, blue)\n  stepfleet answer ", within=LONG)
+    run_id = commands.said.rpartition("stepfleet answer ")[2].split()[0]
+    assert "1 call answered" in cli("answer", run_id, "blue").stdout
+    assert asking.wait(LONG) == 0, commands.said
+    assert (commands.folder / "started.out").read_text() == "blue\n"
+
+    lines = commands.questions("refund 300", "refund 400")
+    waiting_for = commands.start(
+        *("submit", lines, "--agent", "clerk", "--wait"), STEPFLEET_REDIS_URL=redis_url
+    )
+    told = "Nothing moves: 2 calls wait for people: stepfleet approvals --batch "
+    commands.until_said(told, within=LONG)
+    batch = commands.said.partition(told)[2].split()[0]
+    status = cli("status", batch).stdout
+    assert f"2 calls wait for people:\n  stepfleet approvals --batch {batch}\n" in status
+    assert orjson.loads(cli("status", batch, "--json").stdout)["waiting_for_people"] == 2
+    assert "2 calls approved" in cli("approve", "--batch", batch, "--yes").stdout
+    assert waiting_for.wait(LONG) == 0, commands.said
+    assert "for people" not in cli("status", batch).stdout

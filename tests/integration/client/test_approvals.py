@@ -15,6 +15,7 @@ from support.runs.scripted_steps import Script, call, say
 from stepfleet.orchestrator import (
     Agent,
     Ask,
+    AskCount,
     AsyncFleet,
     ConfigurationError,
     ErrorPolicy,
@@ -25,6 +26,7 @@ from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.fleet.checks import Check
 from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet
 from stepfleet.orchestrator.store.fleet.figures import fleet_figures
+from stepfleet.orchestrator.store.fleet.people import asks_of
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.definition import ToolOptions
 from stepfleet.worker.runtime.inline import InlineWorker
@@ -200,8 +202,31 @@ async def test_a_batch_has_the_calls_of_the_runs_below_its_own(
     (run_id,) = batch.run_ids()
     async with worked_on(redis_url, boss, run_id):
         await waiting(fleet, 1, batch=batch.id)
+        store = asks_of((await fleet._session.open()).store)
+        assert await fleet.approvals.of_batch(batch.id) == AskCount(count=1)
+        assert await store.count_of_runs([run_id]) == AskCount(count=1)
+        assert await store.count_of_runs([run_id[:-1]]) == AskCount()
+        assert await fleet.approvals.of_batch("another") == AskCount()
         assert (await fleet.decide(batch=batch.id)).applied == 1
+        assert await fleet.approvals.of_batch(batch.id) == AskCount()
         assert (await fleet.runs.wait(run_id, timeout=30)).success
+
+
+async def test_calls_of_a_batch_are_counted_up_to_a_thousand(
+    fleet: AsyncFleet, redis_url: str
+) -> None:
+    """Those of a cancelled run do not count."""
+    calls = [("pay", {"usd": usd}) for usd in range(40)]
+    agent = clerk(call(*calls), say("done"))
+    batch = await fleet.submit_batch([{"input": f"{n}"} for n in range(26)], agent)
+    ids = list(batch.run_ids())
+    async with worked_on(redis_url, agent, *ids):
+        await waiting(fleet, 1040)
+    counted = await fleet.approvals.of_batch(batch.id)
+    assert str(counted) == "1,000 or more calls wait for people"
+    await fleet.runs.cancel(ids[0])
+    await fleet.runs.cancel(ids[1])
+    assert str(await fleet.approvals.of_batch(batch.id)) == "960 calls wait for people"
 
 
 async def test_events_of_requests_keep_arguments_to_themselves_by_default(

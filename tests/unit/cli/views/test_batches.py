@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 from rich.console import Console, RenderableType
 
-from stepfleet.orchestrator import BatchProgress, Failures
+from stepfleet.orchestrator import AskCount, BatchProgress, Failures
 from stepfleet.orchestrator.cli.terminal.exit_codes import code_of
 from stepfleet.orchestrator.cli.terminal.progress import (
     PLAIN_SECONDS,
@@ -78,6 +78,22 @@ def test_the_summary_counts_by_status_and_by_stop_reason() -> None:
     for part in ("completed", "stop reason error", "3,456", "$0.0123", "1 min 01 s"):
         assert part in text
     assert "Causes" not in text
+    assert "for people" not in text
+
+
+@pytest.mark.parametrize(
+    ("asks", "says"),
+    [
+        (AskCount(count=1), "1 call waits for a person:"),
+        (AskCount(count=3), "3 calls wait for people:"),
+        (AskCount(count=1000, more=True), "1,000 or more calls wait for people:"),
+        (AskCount(count=1, more=True), "1 or more calls wait for people:"),
+    ],
+)
+def test_the_summary_counts_the_calls_that_wait_for_people(asks: AskCount, says: str) -> None:
+    none = Failures(batch_id="b1", not_completed=0, read=0)
+    lines = text_of(summary(progress(), none, asks)).splitlines()
+    assert lines[-2:] == [says, "  stepfleet approvals --batch b1"]
 
 
 def test_the_list_has_a_row_per_batch() -> None:
