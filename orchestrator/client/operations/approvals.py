@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
 from typing import Any, TypedDict, Unpack
 
+from stepfleet.orchestrator.client.operations.undecided import why_undecided
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.waiting import Arrived
@@ -127,11 +128,14 @@ class AsyncFleetApprovals:
         decision = _decision(options, now)
         asks = await self._asks()
         if run_id is not None:
-            await client.runs.get(run_id)
-            waits = await asks.of_run(run_id)
-            found = _the_one(
-                run_id, [o for o in waits if _matches(o.ask, which)], options.get("call")
-            )
+            run, waits = await client.runs.get(run_id), await asks.of_run(run_id)
+            call = options.get("call")
+            meant = [one for one in waits if _is_meant(one.ask, which, call)]
+            if not meant:
+                all_that_wait = [one.ask for one in waits]
+                made, kind = await asks.made(run_id), which.get("kind")
+                raise ConfigurationError(why_undecided(run, all_that_wait, made, call, kind))
+            found = _the_one(run_id, meant)
             _check_answer(found.ask, decision)
             return await _decided(asks, [found], decision)
         before, decided = options.get("before", now), Decided()
@@ -195,12 +199,12 @@ def _decision(options: DecideOptions, at: datetime) -> Decision:
     )
 
 
-def _the_one(run_id: str, waits: Sequence[Waits], call: int | None) -> Waits:
-    """Return the call that is meant. Raises `ConfigurationError` where that is not clear."""
-    found = [one for one in waits if call in (None, one.ask.index)]
-    if not found:
-        msg = f"run {run_id} waits for no such decision; `stepfleet approvals` lists what waits"
-        raise ConfigurationError(msg)
+def _is_meant(ask: Ask, which: Which, call: int | None) -> bool:
+    return _matches(ask, which) and call in (None, ask.index)
+
+
+def _the_one(run_id: str, found: Sequence[Waits]) -> Waits:
+    """Return the call that is meant. Raises `ConfigurationError` where there are several."""
     if len(found) > 1:
         places = ", ".join(f"{one.ask.index} ({one.ask.tool})" for one in found)
         raise ConfigurationError(f"run {run_id} waits for several; name the call: {places}")

@@ -99,6 +99,14 @@ class Asks:
         scores = await self._connection.execute_all(*(("ZSCORE", name, one) for one in members))
         return await self._read([(float(s or 0), m) for s, m in zip(scores, members, strict=True)])
 
+    async def made(self, run_id: str) -> dict[int, Decision]:
+        """Return the decisions of a run's open step, by the places of its calls."""
+        key = f"{self._keys.run(run_id)}:journal"
+        names = [n for n in await self._connection.execute("HKEYS", key) if n.startswith("a:")]
+        texts = await self._connection.execute("HMGET", key, *names) if names else ()
+        answers = {n: Answer.from_json(text) for n, text in zip(names, texts, strict=True) if text}
+        return {int(n[2:]): one.decision for n, one in answers.items() if one.decision}
+
     async def count_of_batch(self, batch_id: str) -> AskCount:
         """Return how many calls of a batch's runs, and of the runs below these, wait for people."""
         calls, more = await self._oldest()

@@ -66,7 +66,7 @@ def test_a_call_that_needs_approval_is_made_after_it_and_once(
         assert fleet.decide(run_id, by="grace").applied == 1
         late = fleet.decide(denied, approve=False, reason="ask the boss", by="grace")
         assert late.applied == 1
-        with pytest.raises(ConfigurationError, match="waits for no such decision"):
+        with pytest.raises(ConfigurationError, match="was approved by grace"):
             fleet.decide(run_id)
         start_worker(name="w2", env=env)
         result = fleet.runs.wait(run_id, timeout=LONG)
