@@ -11,7 +11,14 @@ from stepfleet.orchestrator.cli import options
 
 Run = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN[:CALL]]", help="A run id; with the call where it has several."),
+    typer.Argument(
+        metavar="[RUN[:CALL]]",
+        help="A run id, or a line's id in --batch or a new batch; with the call if it has several.",
+    ),
+]
+Batch = Annotated[
+    str | None,
+    typer.Option("--batch", "-b", help="All calls of this batch; with RUN the batch of that line."),
 ]
 Agent = Annotated[str | None, typer.Option("--agent", help="Only calls of runs of this agent.")]
 Tool = Annotated[str | None, typer.Option("--tool", help="Only calls of this tool.")]
@@ -25,7 +32,9 @@ Reason = Annotated[str, typer.Option("--reason", help="Why; the model reads it."
 
 
 def approvals(
-    batch: options.OfBatch = None,
+    batch: Annotated[
+        str | None, typer.Option("--batch", "-b", help="Only calls of this batch.")
+    ] = None,
     agent: Agent = None,
     tool: Tool = None,
     tenant: Tenant = None,
@@ -46,7 +55,7 @@ def _decider(name: str, text: str, *, approve: bool, kind: str | None) -> Callab
     def command(
         run: Run = None,
         *,
-        batch: options.OfBatch = None,
+        batch: Batch = None,
         agent: Agent = None,
         tool: Tool = None,
         tenant: Tenant = None,
@@ -86,15 +95,20 @@ deny = _decider(
 def answer(
     run: Annotated[
         str,
-        typer.Argument(metavar="RUN[:CALL]", help="The run that asks; with the call if several."),
+        typer.Argument(
+            metavar="RUN[:CALL]",
+            help="The run that asks, or its line's id; with the call if several.",
+        ),
     ],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The answer; - reads stdin.")],
+    batch: options.BatchOfLine = None,
     by: By = "",
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
     """Answer the question that a run asks by its tool ask_person."""
-    from stepfleet.orchestrator.cli.views.approvals import Choice, decide, text_of
+    from stepfleet.orchestrator.cli.views.approvals import Choice, conditions, decide, text_of
 
     choice = Choice(approve=True, by=by, answer=text_of(text))
-    return decide(run, {"kind": "question"}, choice, data, json=json, sure=True)
+    which = conditions(batch=batch, kind="question")
+    return decide(run, which, choice, data, json=json, sure=True)

@@ -27,6 +27,8 @@ _GROUPS = 50
 _RUNS = 3
 """Runs with the same question that are named."""
 _ID = 200
+_LINE = 25
+"""Characters of a line's id: with its batch it fits 80 columns."""
 _SURE = "{count} calls, {groups}, will be {word}. Go on?"
 
 
@@ -84,9 +86,14 @@ def decide(
     options |= {"by": choice.by} if choice.by else {}
     options |= {"answer": choice.answer} if choice.answer is not None else {}
     if run is not None:
-        run_id, call = call_of(run)
-        options |= {} if call is None else {"call": call}
-        decided = with_fleet(data, lambda fleet: fleet.decide(run_id, **options))
+        named = run
+
+        async def decide_one(fleet: AsyncFleet) -> Decided:
+            run_id, call = await _found(fleet, named, which.get("batch"))
+            which_one = {} if call is None else {"call": call}
+            return await fleet.decide(run_id, **{**options, **which_one})
+
+        decided = with_fleet(data, decide_one)
     else:
         if not which.keys() - {"kind"}:
             raise ConfigurationError("name a run, or which calls: --batch, --tool, --group ...")
@@ -113,6 +120,20 @@ def _ask_once(which: dict[str, str], choice: Choice, data: Path) -> datetime:
     return max(one.since for one in asks)
 
 
+async def _found(fleet: AsyncFleet, named: str, batch: str | None) -> tuple[str, int | None]:
+    """Return the run that is named by its id or its line's, and the call's index if it is named.
+
+    A line's id may itself end as the place of a call.
+    """
+    name, call = call_of(named)
+    try:
+        return await fleet.runs.find(name, batch), call
+    except ConfigurationError:
+        if call is None:
+            raise
+        return await fleet.runs.find(named, batch), None
+
+
 def call_of(run: str) -> tuple[str, int | None]:
     """Return the run, and the call's index if it is named: `RUN:CALL`."""
     run_id, colon, call = run.rpartition(":")
@@ -121,6 +142,8 @@ def call_of(run: str) -> tuple[str, int | None]:
 
 def _words(decided: Decided, choice: Choice) -> str:
     word = "answered" if choice.answer is not None else "approved" if choice.approve else "denied"
+    if not decided.applied and not decided.late:
+        return "Nothing that waits matches: `stepfleet approvals` lists what waits"
     calls = "1 call" if decided.applied == 1 else f"{count(decided.applied)} calls"
     text = f"{calls} {word}"
     if decided.late:
@@ -155,7 +178,7 @@ def picture(asks: Sequence[Ask]) -> RenderableType:
     if len(groups) > _GROUPS:
         parts.append(f"and {count(len(groups) - _GROUPS)} groups more: --json lists all")
     if any(one.ask.kind == "approval" for one in groups[:_GROUPS]):
-        parts.append(Text("deny in place of approve denies; --reason TEXT is for the model."))
+        parts.append(Text("To deny: stepfleet deny ... --reason TEXT (the model reads it)."))
     return Group(*parts)
 
 
@@ -185,15 +208,25 @@ def _lines(one: Equal, places: Mapping[str, str]) -> RenderableType:
     until = f", at the latest until {moment(ask.until)}" if ask.until else ""
     lines = [Text(f"since {moment(ask.since)}{until}", style="dim")]
     if ask.kind == "question":
-        lines += [Text(f"stepfleet answer {places[same.key]} TEXT") for same in one.asks[:_RUNS]]
+        for same in one.asks[:_RUNS]:
+            lines += [*_where(same), Text(f"stepfleet answer {places[same.key]} TEXT")]
     elif one.count == 1:
-        lines.append(Text(f"stepfleet approve {places[ask.key]}"))
+        lines += [*_where(ask), Text(f"stepfleet approve {places[ask.key]}")]
     else:
         lines.append(Text(f"{count(one.count)} equal calls, the first of {places[ask.key]}"))
+        lines += _where(ask)
         lines.append(Text(f"stepfleet approve --group {ask.group}"))
     if ask.kind == "question" and one.count > _RUNS:
         lines.append(Text(f"and {count(one.count - _RUNS)} runs more: --json lists all"))
     return Group(*lines)
+
+
+def _where(ask: Ask) -> list[Text]:
+    """Return the line and the batch of a call's run, or the batch that pays for it."""
+    if not ask.batch_id:
+        return []
+    line = f"line {shown(ask.line_id, _LINE)} of " if ask.line_id else ""
+    return [Text(f"{line}batch {shown(ask.batch_id, _ID)}", style="dim")]
 
 
 def places_of(asks: Sequence[Ask]) -> dict[str, str]:

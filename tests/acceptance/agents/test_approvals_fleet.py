@@ -131,10 +131,16 @@ def test_whoever_waits_for_runs_reads_that_these_wait_for_people(
     commands: CommandLine,
 ) -> None:
     """A question with the command that answers it; of a batch, how many calls, and their list."""
-    cli = partial(commands, STEPFLEET_REDIS_URL=redis_url)
+    # The lease that the worker has: by it a silent one counts as gone.
+    place = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_LEASE": "30"}
+    cli = CommandLine(commands.folder, **place)
     model.follow(rules)
     start_worker(env=env)
-    asking = commands.start("ask", "clerk", "ask", STEPFLEET_REDIS_URL=redis_url)
+    with Fleet(redis_url) as fleet:
+        wait_until(
+            lambda: any(one.alive for one in fleet.overview().workers), within=LONG, what="a worker"
+        )
+    asking = commands.start("ask", "clerk", "ask", **place)
     commands.until_said("clerk asks: which? (red, blue)\n  stepfleet answer ", within=LONG)
     run_id = commands.said.rpartition("stepfleet answer ")[2].split()[0]
     assert "1 call answered" in cli("answer", run_id, "blue").stdout
@@ -142,15 +148,26 @@ def test_whoever_waits_for_runs_reads_that_these_wait_for_people(
     assert (commands.folder / "started.out").read_text() == "blue\n"
 
     lines = commands.questions("refund 300", "refund 400")
-    waiting_for = commands.start(
-        *("submit", lines, "--agent", "clerk", "--wait"), STEPFLEET_REDIS_URL=redis_url
-    )
+    waiting_for = commands.start("submit", lines, "--agent", "clerk", "--wait", **place)
     told = "Nothing moves: 2 calls wait for people: stepfleet approvals --batch "
     commands.until_said(told, within=LONG)
     batch = commands.said.partition(told)[2].split()[0]
     status = cli("status", batch).stdout
     assert f"2 calls wait for people:\n  stepfleet approvals --batch {batch}\n" in status
     assert orjson.loads(cli("status", batch, "--json").stdout)["waiting_for_people"] == 2
-    assert "2 calls approved" in cli("approve", "--batch", batch, "--yes").stdout
+
+    assert f"line q0 of batch {batch}" in cli("approvals").stdout
+    first = cli("approve", "q0", "-b", batch)
+    assert "1 call approved" in first.stdout
+    again = cli("deny", "q0:0", "-b", batch)
+    assert again.returncode == 2
+    assert "approved by " in again.stderr
+    for other in (["--batch", "nosuch"], ["--batch", batch, "--tool", "unknown"]):
+        nothing = cli("approve", *other, "--yes")
+        assert (nothing.returncode, nothing.stdout[:28]) == (1, "Nothing that waits matches: ")
+    unknown = cli("answer", "q7", "blue", "-b", batch)
+    assert unknown.returncode == 2
+    assert f"no line of batch {batch} has the id 'q7'" in unknown.stderr
+    assert "1 call approved" in cli("approve", "q1").stdout
     assert waiting_for.wait(LONG) == 0, commands.said
     assert "for people" not in cli("status", batch).stdout

@@ -61,6 +61,27 @@ def test_equal_calls_are_decided_by_one_command() -> None:
     assert f"stepfleet approve --group {one.group}" in lines
 
 
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"batch_id": LONG_ID[:36], "line_id": "bob"}, f"line bob of batch {LONG_ID[:36]}"),
+        (
+            {"batch_id": LONG_ID[:36], "line_id": "l" * 300},
+            f"line {'l' * 24}… of batch {LONG_ID[:36]}",
+        ),
+        ({"batch_id": "b1"}, "batch b1"),  # of a run below one of the batch
+    ],
+)
+def test_a_call_of_a_batch_is_listed_with_its_line_and_batch(
+    fields: dict[str, str], says: str
+) -> None:
+    """Each in a line of 80 columns, also the first of equal calls, and each question."""
+    assert says in printed(ask("r1", **fields))
+    assert says in printed(ask("r1", **fields), ask("r2", key="other"))
+    assert says in printed(question("r1").model_copy(update=fields))
+    assert not any("batch" in line for line in printed(ask("r1")))
+
+
 def test_a_question_has_its_options_and_a_command_for_each_of_three_runs() -> None:
     lines = printed(*(question(f"r{n}") for n in range(5)))
     assert "cashier asks: Which colour? (red, blue)" in lines
