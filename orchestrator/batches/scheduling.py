@@ -164,7 +164,11 @@ class Scheduling:
             failed = {"error": why[:1000], "tries": state.tries + 1}
             return state.model_copy(update=failed), why
         log.info("schedule %r: the tick of %s is batch %s", schedule.name, tick, batch_id)
-        submitted = {"submitted": state.submitted + 1, "batch_id": batch_id}
+        submitted = {
+            "submitted": state.submitted + 1,
+            "batch_id": batch_id,
+            "submitted_tick": tick,
+        }
         return state.model_copy(update={**done, **submitted}), ""
 
     async def _is_open(self, before: str | None, batch_id: str) -> bool:

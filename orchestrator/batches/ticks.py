@@ -8,6 +8,7 @@ hour or minute come by real time.
 import hashlib
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -64,7 +65,7 @@ def check_times(cron: str, tz: str, jitter: float, now: datetime) -> None:
         msg = f"jitter is {jitter!r}; write seconds from 0 to {LONGEST_JITTER:.0f}"
         raise ConfigurationError(msg)
     if next(ticks_after(cron, tz, now), None) is None:
-        raise ConfigurationError(f"cron {cron!r} has no date that exists; change day or month")
+        raise _no_date(cron)
 
 
 def ticks_after(cron: str, tz: str, after: datetime) -> Iterator[datetime]:
@@ -77,14 +78,26 @@ def ticks_after(cron: str, tz: str, after: datetime) -> Iterator[datetime]:
     from cronsim import CronSim, CronSimError  # noqa: PLC0415 - only where there are schedules
 
     fields = ALIASES.get(cron.strip(), cron).split()
+    if fields and fields[0].startswith("@"):
+        msg = f"cron {cron[:100]!r}: write one of {', '.join(ALIASES)}, or @every 15m"
+        raise ConfigurationError(msg)
+    start = after.astimezone(_zone(tz))
     try:
         if len(fields) != _FIELDS:
             raise CronSimError(f"it has {len(fields)} fields")  # noqa: TRY301 - as the library does
-        found = CronSim(" ".join(fields), after.astimezone(_zone(tz)))
+        found = CronSim(" ".join(fields), start)
     except CronSimError as error:
+        with suppress(CronSimError):  # of any month it would be right
+            CronSim(" ".join([*fields[:3], "*", *fields[4:]]), start)
+            if "day-of-month" in str(error):
+                raise _no_date(cron) from None
         msg = f"cron {cron[:100]!r}: {error}; write minute, hour, day, month and weekday: 0 6 * * *"
         raise ConfigurationError(msg) from None
     return (one.astimezone(UTC) for one in found)
+
+
+def _no_date(cron: str) -> ConfigurationError:
+    return ConfigurationError(f"cron {cron[:100]!r} has no date that exists; change day or month")
 
 
 def due(schedule: Schedule, last: datetime | None, now: datetime) -> Due:

@@ -48,12 +48,15 @@ class Schedule(Record):
 class ScheduleState(Record):
     """What came of a schedule's ticks; times are UTC.
 
-    `batch_id` is that of the newest tick that was submitted, `skipped` counts the ticks that were
+    `last_tick` is up to where ticks are dealt with: the newest one, also if it was left out, or
+    when the schedule was resumed. `submitted_tick` is the newest tick that was submitted,
+    `batch_id` its batch, `skipped` counts the ticks that were
     left out, `error` is why the newest tick could not be submitted (yet), `tries` how often.
     `begun` is the tick that is being submitted: whoever comes next completes its batch.
     """
 
     last_tick: datetime | None = None
+    submitted_tick: datetime | None = None
     batch_id: str | None = None
     submitted: int = 0
     skipped: int = 0
@@ -63,15 +66,26 @@ class ScheduleState(Record):
 
 
 class ScheduleView(Record):
-    """A schedule, what came of it, and its next tick (None while it is paused)."""
+    """A schedule, what came of it, and its next tick (None while it is paused).
+
+    `run_now` is the newest batch beside its ticks.
+    """
 
     schedule: Schedule
     state: ScheduleState = ScheduleState()
     next_tick: datetime | None = None
+    run_now: str | None = None
 
-    def trouble(self, now: datetime) -> str:
-        """Return what is wrong with it at `now`, or ''."""
+    def is_unserved(self, now: datetime, *, served: bool) -> bool:
+        """Return whether something is due, and no worker is alive to submit it."""
+        return not served and self.next_tick is not None and self.next_tick <= now
+
+    def trouble(self, now: datetime, *, served: bool = True) -> str:
+        """Return what is wrong with it at `now`, or ''; `served`: a worker is alive."""
         state = self.state
+        if self.is_unserved(now, served=served):
+            due = f"{self.next_tick:%Y-%m-%d %H:%M:%S} UTC"
+            return f"late: no worker is alive to submit what was due at {due}"
         if state.error:
             return f"not submitted, tried {state.tries:,} times: {state.error}"
         if self.next_tick and now - self.next_tick > LATE:

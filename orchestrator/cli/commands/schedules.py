@@ -2,6 +2,7 @@
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
@@ -25,7 +26,7 @@ def schedule_add(
     agents: options.MaybeAgentsRef = None,
     agent: options.AgentName = None,
     jitter: Annotated[
-        str, typer.Option("--jitter", help="A time as 5m, by a part of which each tick is later.")
+        str, typer.Option("--jitter", help="Delays each tick by up to this much, as 5m.")
     ] = "0s",
     missed: Annotated[
         Literal["newest", "all", "skip"],
@@ -66,11 +67,11 @@ def schedule_add(
 def schedule_list(json: options.Json = False, data: options.Data = options.DATA_FOLDER) -> None:
     """List the schedules with their last and next ticks."""
     from stepfleet.orchestrator.cli.setup.with_fleet import show
-    from stepfleet.orchestrator.cli.views.schedules import table
+    from stepfleet.orchestrator.cli.views.schedules import read_all, table
 
     show(
         data,
-        lambda fleet: fleet.schedules.all(),
+        read_all,
         table,
         json=json,
         as_data=lambda found: [one.to_dict() for one in found],
@@ -82,9 +83,9 @@ def schedule_show(
 ) -> None:
     """Show a schedule: what it submits, when, and what came of it."""
     from stepfleet.orchestrator.cli.setup.with_fleet import show
-    from stepfleet.orchestrator.cli.views.schedules import picture
+    from stepfleet.orchestrator.cli.views.schedules import picture, read
 
-    show(data, lambda fleet: fleet.schedules.get(name), picture, json=json)
+    show(data, partial(read, name), picture, json=json)
 
 
 def schedule_pause(

@@ -17,6 +17,7 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.ticks import at, ticks_after
 from stepfleet.orchestrator.cli.setup.with_fleet import show
 from stepfleet.orchestrator.cli.terminal.format import WIDE, count, seconds, shown
+from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import PRIORITIES
 from stepfleet.orchestrator.records.schedule import ScheduleView
@@ -52,24 +53,52 @@ def next_words(view: ScheduleView) -> str:
     return f"{schedule.name}: {lines} for agent {schedule.agent}, {when}"
 
 
-def table(views: Sequence[ScheduleView]) -> RenderableType:
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A schedule, and what is wrong with it at this moment."""
+
+    view: ScheduleView
+    trouble: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return both as JSON-ready data."""
+        return {**self.view.to_dict(), "trouble": self.trouble}
+
+
+async def read(name: str, fleet: AsyncFleet) -> Judged:
+    """Return a schedule, judged."""
+    (found,) = await _judged([await fleet.schedules.get(name)], fleet)
+    return found
+
+
+async def read_all(fleet: AsyncFleet) -> list[Judged]:
+    """Return all schedules, judged."""
+    return await _judged(await fleet.schedules.all(), fleet)
+
+
+async def _judged(views: Sequence[ScheduleView], fleet: AsyncFleet) -> list[Judged]:
+    troubles = await fleet.schedules.troubles(views)
+    return [Judged(one, troubles.get(one.schedule.name, "")) for one in views]
+
+
+def table(found: Sequence[Judged]) -> RenderableType:
     """Return all schedules, a row each."""
-    if not views:
+    if not found:
         return "There are no schedules. Add one by: stepfleet schedule add NAME FILE --cron ..."
-    return _Listed(views)
+    return _Listed(found)
 
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
     """A row for each schedule; on a narrow terminal the facts of each, a line for each fact."""
 
-    views: Sequence[ScheduleView]
+    found: Sequence[Judged]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield from [_rows(self.views)] if options.max_width >= WIDE else map(picture, self.views)
+        yield from [_rows(self.found)] if options.max_width >= WIDE else map(picture, self.found)
 
 
-def _rows(views: Sequence[ScheduleView]) -> Table:
+def _rows(judged: Sequence[Judged]) -> Table:
     found = Table()
     for heading in (
         "name",
@@ -80,28 +109,28 @@ def _rows(views: Sequence[ScheduleView]) -> Table:
         "last",
         "submitted",
         "left out",
-        "error",
+        "trouble",
     ):
         found.add_column(heading, overflow="fold")
-    for view in views:
-        schedule, state = view.schedule, view.state
+    for one in judged:
+        view, schedule, state = one.view, one.view.schedule, one.view.state
         found.add_row(
             schedule.name,
             f"{schedule.cron} {schedule.tz}",
             shown(schedule.agent, 60),
             count(schedule.rows),
             _local(view, view.next_tick) or "paused",
-            _local(view, state.last_tick),
+            _local(view, state.submitted_tick),
             count(state.submitted),
             count(state.skipped),
-            Text(shown(state.error, 200), style="red") if state.error else "",
+            Text(shown(one.trouble, 200), style="red"),
         )
     return found
 
 
-def picture(view: ScheduleView) -> RenderableType:
+def picture(judged: Judged) -> RenderableType:
     """Return one schedule, a line for each of its facts."""
-    schedule, state = view.schedule, view.state
+    view, schedule, state = judged.view, judged.view.schedule, judged.view.state
     found = Table.grid(padding=(0, 2))
     for label, value in (
         ("schedule", schedule.name),
@@ -116,14 +145,12 @@ def picture(view: ScheduleView) -> RenderableType:
         ("limit", ", ".join(f"{name}={value}" for name, value in (schedule.limit or {}).items())),
         ("next", _local(view, view.next_tick) or "paused"),
         ("then", ", ".join(_local(view, one) for one in _then(view))),
-        ("last", _local(view, state.last_tick)),
+        ("last", _local(view, state.submitted_tick)),
         ("last batch", state.batch_id or ""),
+        ("last run-now", view.run_now or ""),
         ("submitted", count(state.submitted)),
         ("left out", count(state.skipped)),
-        (
-            "error",
-            f"{shown(state.error)} (tried {count(state.tries)} times)" if state.error else "",
-        ),
+        ("trouble", shown(judged.trouble)),
     ):
         if value:
             found.add_row(Text(label, style="bold"), Text(value))

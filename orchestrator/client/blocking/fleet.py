@@ -170,6 +170,7 @@ class FleetSchedules(_Blocking):
     resume = blocking(AsyncFleetSchedules.resume)
     remove = blocking(AsyncFleetSchedules.remove)
     run_now = giving_batch(AsyncFleetSchedules.run_now)
+    troubles = blocking(AsyncFleetSchedules.troubles)
 
 
 class FleetHistory(_Blocking):

@@ -3,6 +3,7 @@
 import asyncio
 import re
 import secrets
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Unpack
 
@@ -18,6 +19,7 @@ from stepfleet.orchestrator.client.submission.inputs import BatchOptions, batch_
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.schedule import Missed, Overlap, Schedule, ScheduleView
 from stepfleet.orchestrator.store.batches.schedules import Schedules
+from stepfleet.orchestrator.store.fleet.overview import workers
 
 MOST_ROWS, MOST_BYTES = 10_000, 8 * 1024 * 1024
 """Lines of a schedule, and their bytes as JSON."""
@@ -141,7 +143,15 @@ class AsyncFleetSchedules:
         now = (await store.now()).replace(microsecond=0)
         when = f"now-{tick_id(now)}-{secrets.token_hex(3)}"
         manifest = await Scheduling(client.store).submit(view.schedule, now, when)
+        await store.note_run_now(name, manifest.batch_id)
         return AsyncBatch(self._session, manifest)
+
+    async def troubles(self, views: Sequence[ScheduleView]) -> dict[str, str]:
+        """Return what is wrong with schedules, by the names of those with which something is."""
+        client, store = await self._open()
+        now, served = await store.now(), any(one.alive for one in await workers(client.store))
+        found = ((one.schedule.name, one.trouble(now, served=served)) for one in views)
+        return {name: text for name, text in found if text}
 
     async def _open(self) -> tuple[Client, Schedules]:
         client = await self._session.open()

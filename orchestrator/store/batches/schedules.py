@@ -35,6 +35,8 @@ TURN_MS = 10_000
 MOST_AT_ONCE = 20
 MOST = 1_000
 """Schedules of a fleet."""
+RUN_NOW = " now"
+"""Behind a name, among the states: the id of the newest batch beside its ticks."""
 ROWS_SECONDS = 3600
 """How long lines stay that belong to no schedule (yet)."""
 
@@ -90,22 +92,26 @@ class Schedules:
         found = dict(schedules if isinstance(schedules, dict) else _pairs(schedules))
         known = dict(states if isinstance(states, dict) else _pairs(states))
         times = dict(_pairs(ticks))
-        views = (_read(n, found[n], known.get(n), times.get(n)) for n in sorted(found))
+        views = (
+            _read(n, found[n], known.get(n), times.get(n), known.get(n + RUN_NOW))
+            for n in sorted(found)
+        )
         return [one for one in views if one is not None]
 
     async def get(self, name: str) -> ScheduleView:
         """Return a schedule. Raises `ConfigurationError` where there is none of that name."""
-        schedule, state, tick = await self._connection.execute_all(
+        schedule, state, tick, run_now = await self._connection.execute_all(
             ("HGET", self._all, name),
             ("HGET", self._states, name),
             ("ZSCORE", self._ticks, name),
+            ("HGET", self._states, name + RUN_NOW),
         )
         if schedule is None:
             names = sorted(await self._connection.execute("HKEYS", self._all))
             known = ", ".join(names[:20]) or "none"
             raise ConfigurationError(f"there is no schedule {name!r}; there are: {known}")
         try:
-            return _view(schedule, state, tick)
+            return _view(schedule, state, tick, run_now)
         except ValidationError as error:
             msg = f"schedule {name!r} cannot be read by this version: {explain_invalid(error)}"
             raise SerializationError(msg) from None
@@ -177,6 +183,11 @@ class Schedules:
         place = schedule.name, schedule.rows_key
         await self._write(*place, schedule=schedule, state=state, look=look)
 
+    async def note_run_now(self, name: str, batch_id: str) -> None:
+        """Store which batch was submitted beside a schedule's ticks, if the schedule is there."""
+        if await self.is_there(name):
+            await self._connection.execute("HSET", self._states, name + RUN_NOW, batch_id)
+
     async def look_at(self, name: str, when: datetime) -> None:
         """Have workers look at a schedule then, if it is there, as the one whose turn it is."""
         await self._write(name, "", look=when, is_owner=True)
@@ -202,9 +213,11 @@ def _is_there(name: str) -> ConfigurationError:
     return ConfigurationError(f"schedule {name!r} is there; remove it first, or rename this")
 
 
-def _read(name: str, schedule: str, state: str | None, tick: str | None) -> ScheduleView | None:
+def _read(
+    name: str, schedule: str, state: str | None, tick: str | None, run_now: str | None
+) -> ScheduleView | None:
     try:
-        return _view(schedule, state, tick)
+        return _view(schedule, state, tick, run_now)
     except ValidationError as error:
         log.warning("schedule %r cannot be read: %s", name, explain_invalid(error))
         return None
@@ -214,10 +227,11 @@ def _pairs(reply: Sequence[str]) -> list[tuple[str, str]]:
     return list(zip(reply[::2], reply[1::2], strict=True))
 
 
-def _view(schedule: str, state: str | None, tick: str | None) -> ScheduleView:
+def _view(schedule: str, state: str | None, tick: str | None, run_now: str | None) -> ScheduleView:
     known = Schedule.from_json(schedule)
     return ScheduleView(
         schedule=known,
         state=ScheduleState.from_json(state) if state else ScheduleState(),
         next_tick=None if known.paused or tick is None else moment(f"{float(tick):.0f}"),
+        run_now=run_now,
     )

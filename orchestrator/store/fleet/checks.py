@@ -209,12 +209,21 @@ def paused(*, is_paused: bool) -> Iterator[Check]:
         yield warn("fleet", "it is paused: no step begins", "stepfleet resume --all")
 
 
-def schedules(views: Sequence[ScheduleView], now: datetime) -> Iterator[Check]:
-    """Judge schedules: those that are behind, whose batch cannot be submitted, or that rest."""
-    troubled = {one.schedule.name: why for one in views if (why := one.trouble(now))}
-    for name, why in troubled.items():
-        fix = f"look: stepfleet schedule show {name}; to begin anew: pause and resume it"
-        yield warn(f"schedule {name}", why, fix)
+def schedules(
+    views: Sequence[ScheduleView], now: datetime, *, served: bool = True
+) -> Iterator[Check]:
+    """Judge schedules: those that are behind, whose batch cannot be submitted, or that rest.
+
+    `served`: a worker is alive.
+    """
+    troubled = [one for one in views if one.trouble(now, served=served)]
+    for one in troubled:
+        name = one.schedule.name
+        fix = f"look: stepfleet schedule show {name}; to leave its missed ticks out: pause, resume"
+        if one.is_unserved(now, served=served):
+            missed = one.schedule.missed
+            fix = f"start one: stepfleet worker --agents MODULE (ticks it makes up: {missed})"
+        yield warn(f"schedule {name}", one.trouble(now, served=served), fix)
     if views and not troubled:
         yield good("schedules", f"{len(views)} on time or paused")
 

@@ -82,7 +82,7 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     yield from checks.queues(seen.unserved, queue)
     yield from checks.outages([str(one) for one in seen.outages])
     yield from checks.limits(read.problem, seen.limited)
-    yield from checks.schedules(read.schedules, read.now)
+    yield from checks.schedules(read.schedules, read.now, served=bool(alive))
     yield from checks.people(read.asks, read.asks_in_all, read.now)
     yield checks.agents(read.names)
     for name, why in read.unread.items():

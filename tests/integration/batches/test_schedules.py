@@ -291,7 +291,7 @@ async def test_doctor_names_schedules_that_are_behind_or_cannot_be_submitted(
         one.check: one.found for one in fleet_checks(read, "agents") if "schedule" in one.check
     }
     assert set(found) == {"schedule ahead", "schedule broken", "schedule late"}
-    assert "nobody has submitted" in found["schedule late"]
+    assert "no worker is alive to submit" in found["schedule late"]
     assert "tried 3 times: no lines" in found["schedule broken"]
     assert "clock was set back" in found["schedule ahead"]
     assert (await fleet_figures(opened_store)).late_schedules == 3

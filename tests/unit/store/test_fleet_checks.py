@@ -2,6 +2,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from stepfleet.orchestrator import Ask
+from stepfleet.orchestrator.records.schedule import Schedule, ScheduleView
 from stepfleet.orchestrator.store.admission.lines import LimitState
 from stepfleet.orchestrator.store.fleet import checks
 from stepfleet.orchestrator.store.fleet.checks import State
@@ -144,3 +145,24 @@ def test_calls_that_wait_for_people_are_a_finding_when_their_time_is_nearly_over
         assert late.state is State.WARN
         assert "the time of 1 is nearly over, or over (until 2026-11-23 18:00 UTC)" in late.found
         assert late.fix == "decide them: stepfleet approvals"
+
+
+def test_a_late_schedule_names_the_missing_worker_or_how_it_begins_anew() -> None:
+    """Pause and resume leave missed ticks out; a worker that is started makes them up."""
+    now = datetime(2026, 11, 23, 8, tzinfo=UTC)
+    given = {"name": "s", "cron": "@daily", "agent": "a", "config": "c", "created": now}
+    due = now - timedelta(seconds=42)
+    view = ScheduleView(schedule=Schedule.model_validate(given), next_tick=due)
+
+    (alone,) = checks.schedules([view], now, served=False)
+    late = "late: no worker is alive to submit what was due at 2026-11-23 07:59:18 UTC"
+    assert alone.found == late
+    assert alone.fix.startswith("start one: stepfleet worker --agents MODULE")
+    (served,) = checks.schedules([view], now, served=True)
+    assert served.state is State.OK
+    (stuck,) = checks.schedules([view], now + timedelta(minutes=5), served=True)
+    assert stuck.found == "nobody has submitted what was due at 2026-11-23 07:59:18 UTC"
+    assert stuck.fix.endswith("to leave its missed ticks out: pause, resume")
+    early = view.model_copy(update={"next_tick": now + timedelta(seconds=1)})
+    (fine,) = checks.schedules([early], now, served=False)
+    assert fine.found == "1 on time or paused"

@@ -5,7 +5,7 @@ if redis.call('HSETNX', KEYS[1], ARGV[1], ARGV[2]) == 0 then
   return redis.call('HGET', KEYS[1], ARGV[1]) == ARGV[2] and 1 or 0
 end
 redis.call('HSET', KEYS[4], ARGV[1], ARGV[3])
-redis.call('HDEL', KEYS[2], ARGV[1])
+redis.call('HDEL', KEYS[2], ARGV[1], ARGV[1] .. ' now')
 redis.call('ZADD', KEYS[3], ARGV[4], ARGV[1])
 redis.call('PERSIST', KEYS[5])
 return 1
