@@ -26,6 +26,9 @@ Tenant = Annotated[str | None, typer.Option("--tenant", help="Only runs of this 
 Group = Annotated[
     str | None, typer.Option("--group", help="Only these equal calls, as `approvals` lists them.")
 ]
+Key = Annotated[
+    str | None, typer.Option("--key", help="Only this call, as `approvals --json` lists it.")
+]
 By = Annotated[str, typer.Option("--by", help="Who decides; you by default.")]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Decide many calls without a question.")]
 Reason = Annotated[str, typer.Option("--reason", help="Why; the model reads it.")]
@@ -60,6 +63,7 @@ def _decider(name: str, text: str, *, approve: bool, kind: str | None) -> Callab
         tool: Tool = None,
         tenant: Tenant = None,
         group: Group = None,
+        key: Key = None,
         reason: Reason = "",
         by: By = "",
         yes: Yes = False,
@@ -69,7 +73,7 @@ def _decider(name: str, text: str, *, approve: bool, kind: str | None) -> Callab
         from stepfleet.orchestrator.cli.views.approvals import Choice, conditions, decide
 
         which = conditions(
-            batch=batch, agent=agent, tool=tool, tenant=tenant, group=group, kind=kind
+            batch=batch, agent=agent, tool=tool, tenant=tenant, group=group, key=key, kind=kind
         )
         choice = Choice(approve=approve, reason=reason, by=by)
         return decide(run, which, choice, data, json=json, sure=yes)
@@ -102,6 +106,7 @@ def answer(
     ],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The answer; - reads stdin.")],
     batch: options.BatchOfLine = None,
+    key: Key = None,
     by: By = "",
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
@@ -110,5 +115,5 @@ def answer(
     from stepfleet.orchestrator.cli.views.approvals import Choice, conditions, decide, text_of
 
     choice = Choice(approve=True, by=by, answer=text_of(text))
-    which = conditions(batch=batch, kind="question")
+    which = conditions(batch=batch, key=key, kind="question")
     return decide(run, which, choice, data, json=json, sure=True)

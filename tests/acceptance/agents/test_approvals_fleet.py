@@ -168,6 +168,8 @@ def test_whoever_waits_for_runs_reads_that_these_wait_for_people(
     unknown = cli("answer", "q7", "blue", "-b", batch)
     assert unknown.returncode == 2
     assert f"no line of batch {batch} has the id 'q7'" in unknown.stderr
-    assert "1 call approved" in cli("approve", "q1").stdout
+    (left,) = orjson.loads(cli("approvals", "--json").stdout)
+    assert cli("approve", "q1", "--key", f"{left['key']}0").returncode == 2
+    assert "1 call approved" in cli("approve", "q1", "--key", left["key"]).stdout
     assert waiting_for.wait(LONG) == 0, commands.said
     assert "for people" not in cli("status", batch).stdout
