@@ -12,8 +12,9 @@ from stepfleet.orchestrator.records.state import Lifecycle
 class RunSummary(Record):
     """A run as a list shows it, without its conversation.
 
-    `active_seconds` is the time of its current execution's steps; it, `tokens` and `cost_usd` are
-    None where the run's state is too large to be read for a list. `error` is cut.
+    `active_seconds` is the time of its current execution's steps; `cost_usd` is the run's own,
+    `below_cost_usd` that of the runs below it. These and `tokens` are None where the run's state is
+    too large to be read for a list. `error` is cut.
     """
 
     run_id: str
@@ -34,6 +35,7 @@ class RunSummary(Record):
     active_seconds: float | None = None
     tokens: int | None = None
     cost_usd: float | None = None
+    below_cost_usd: float | None = None
 
 
 class RunPage(Record):
@@ -140,9 +142,11 @@ class RunTimeline(Record):
 
     `lost_attempts` is how many attempts at its steps were not committed, `lost` the newest ones.
     `reason` says why it has stopped, or goes on, and `evaluations` what each criterion has decided
-    behind its last step. `waits_for` is what its next step waits for now. `given` is what it has
-    received behind its last step, and `given_cut` whether that is cut. `content` is false where
-    texts are hidden.
+    behind its last step. `waits_for` is what its next step waits for now; `before` are runs that
+    have to end before its first one, with their statuses, `unknown` where one is not created yet.
+    `given` is what it has received behind its last step, and `given_cut` whether that is cut.
+    `fleet_paused` is true where it has not ended and the whole fleet is paused. `content` is false
+    where texts are hidden.
     """
 
     run: RunSummary
@@ -153,6 +157,8 @@ class RunTimeline(Record):
     lost_attempts: int = 0
     lost: tuple[LostSummary, ...] = ()
     waits_for: str = ""
+    before: dict[str, str] = Field(default_factory=dict)
+    fleet_paused: bool = False
     given: str | None = None
     given_cut: bool = False
     content: bool = True

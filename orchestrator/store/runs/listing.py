@@ -325,6 +325,7 @@ def summary(run_id: str, header: Fields, slim: str) -> RunSummary:
         active_seconds=_of(state, "info", "cumulative_execution_seconds") if slim else None,
         tokens=_of(state, "session_usage", "total_tokens") if slim else None,
         cost_usd=state.get("session_cost_usd", 0.0) if slim else None,
+        below_cost_usd=state.get("session_below_cost_usd", 0.0) if slim else None,
     )
 
 

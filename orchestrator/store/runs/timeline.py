@@ -5,21 +5,24 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import orjson
-from pydantic import ValidationError
+from pydantic import ConfigDict, ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.protocol.waiting import waits_in
-from stepfleet.orchestrator.records.calls.answers import Awaited, Decision, awaited_by
+from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.calls.answers import After, Awaited, Decision, awaited_by
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationOutcome
 from stepfleet.orchestrator.records.run.facts import LostAttempt
 from stepfleet.orchestrator.records.run.summary import (
     Evaluated,
     LostSummary,
+    RunSummary,
     RunTimeline,
     StepSummary,
     ToolSummary,
 )
-from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.steps import HandedOver, LoggedStep, StepResult
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.records.codec import MESSAGES, load_lost, load_outage, moment
@@ -38,6 +41,8 @@ MOST_CALLS = 50
 MOST_NUMBERS = 10
 MOST_LOST = 50
 MOST_LOST_READ = 1_000
+MOST_BEFORE = 20
+"""Runs that are named of those that have to end before a run begins."""
 _FOR = {
     Awaited.RUN: "the end of its sub-agent's run",
     Awaited.APPROVAL: "a person's approval",
@@ -48,6 +53,18 @@ _FOR = {
 class _Given(NamedTuple):
     text: str
     is_cut: bool
+
+
+class _Handing(Record):
+    """What a log entry says of the agents before and behind its step."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    handoff: HandedOver | None = None
+
+
+_Read = tuple[StepSummary, LoggedStep | None]
+"""A step, and its entry in the log where that can be read."""
 
 
 class Timelines:
@@ -68,50 +85,34 @@ class Timelines:
             raise unknown_run(run_id)
         (run,) = found
         key = self._keys.run(run_id)
-        numbers = range(first, min(first + limit, run.steps + 1))
-        sizes = await self._connection.execute_all(
-            *(("HSTRLEN", f"{key}:log", number - 1) for number in numbers)
-        )
-        taken, size = 0, 0
-        while taken < len(numbers) and (
-            not taken or size + min(sizes[taken], LARGEST_STEP) <= PAGE_BYTES
-        ):
-            size += sizes[taken] if sizes[taken] <= LARGEST_STEP else 0
-            taken += 1
-        small = [n for n, one in zip(numbers[:taken], sizes, strict=False) if one <= LARGEST_STEP]
-        stored = dict(
-            zip(
-                small,
-                await self._connection.execute_all(
-                    *(("HGET", f"{key}:log", number - 1) for number in small)
-                ),
-                strict=True,
-            )
-        )
-        steps = await asyncio.to_thread(_steps, numbers[:taken], stored, content=content)
+        numbers, stored = await self._log(key, range(first, min(first + limit, run.steps + 1)))
+        steps = await asyncio.to_thread(_logged, numbers, stored, content=content)
         following = first + len(steps)
+        named = _by_agents(steps, await self._agent_of(following, run) if steps else "")
         how_many, header = await self._connection.execute_all(
-            ("HLEN", f"{key}:lost"), ("HMGET", key, "outcome", "waiting", "outage", "step")
+            ("HLEN", f"{key}:lost"), ("HMGET", key, "outcome", "waiting", "outage", "step", "after")
         )
         lost = await self._lost(key) if 0 < int(how_many) <= MOST_LOST_READ else ()
-        known, *waits = header
+        known, *waits, after = header
+        before = {} if run.status.is_terminal or not after else await self._before(after)
         reason, evaluations = _why(known)
-        before = [one.step - 1 for one in steps]
-        given = await self._given(key, [*before, run.steps]) if content else {}
-        steps = [
+        done = [one.step - 1 for one in named]
+        given = await self._given(key, [*done, run.steps]) if content else {}
+        named = [
             _with_given(one, given[number]) if number in given else one
-            for one, number in zip(steps, before, strict=True)
+            for one, number in zip(named, done, strict=True)
         ]
         newest = given.get(run.steps)
         return RunTimeline(
             run=run,
             reason=reason,
             evaluations=evaluations,
-            steps=tuple(steps),
+            steps=tuple(named),
             next=following if following <= run.steps and steps else None,
             lost_attempts=int(how_many),
             lost=lost,
-            waits_for="" if run.status.is_terminal else _waits(*waits),
+            waits_for="" if run.status.is_terminal else _ends(before) or _waits(*waits),
+            before=dict(list(before.items())[:MOST_BEFORE]),
             given=newest.text if newest else None,
             given_cut=bool(newest and newest.is_cut),
             content=content,
@@ -135,6 +136,43 @@ class Timelines:
             msg = f"part: step {step} of run {run_id} has no such text, or it cannot be read here"
             raise ConfigurationError(msg)
         return text
+
+    async def _log(self, key: str, numbers: range) -> tuple[range, dict[int, str | None]]:
+        """Return those of the steps that are read together, and the entries of the small ones."""
+        sizes = await self._connection.execute_all(
+            *(("HSTRLEN", f"{key}:log", number - 1) for number in numbers)
+        )
+        taken, size = 0, 0
+        while taken < len(numbers) and (
+            not taken or size + min(sizes[taken], LARGEST_STEP) <= PAGE_BYTES
+        ):
+            size += sizes[taken] if sizes[taken] <= LARGEST_STEP else 0
+            taken += 1
+        numbers = numbers[:taken]
+        small = [n for n, one in zip(numbers, sizes, strict=False) if one <= LARGEST_STEP]
+        found = await self._connection.execute_all(
+            *(("HGET", f"{key}:log", number - 1) for number in small)
+        )
+        return numbers, dict(zip(small, found, strict=True))
+
+    async def _agent_of(self, step: int, run: RunSummary) -> str:
+        """Return the agent of a step, by the next hand-off; empty where that cannot be read."""
+        key, rest = self._keys.run(run.run_id), range(step, run.steps + 1)
+        numbers, stored = await self._log(key, rest[:MOST_STEPS])
+        last = run.agent if len(numbers) == len(rest) else ""
+        return await asyncio.to_thread(_next_agent, [stored.get(n) for n in numbers], last)
+
+    async def _before(self, stored: str) -> dict[str, str]:
+        """Return the runs that have to end before a run begins, with their statuses."""
+        runs = After.from_json(stored).ids
+        found = await self._connection.execute_all(
+            *(("HGET", self._keys.run(one), "status") for one in runs)
+        )
+        return {
+            one: status or "unknown"
+            for one, status in zip(runs, found, strict=True)
+            if not (status and Lifecycle(status).is_terminal)
+        }
 
     async def _lost(self, key: str) -> tuple[LostSummary, ...]:
         found = await self._connection.execute("HGETALL", f"{key}:lost")
@@ -185,6 +223,39 @@ def _lost(one: LostAttempt) -> LostSummary:
     )
 
 
+def _ends(before: dict[str, str]) -> str:
+    many = len(before)
+    return f"the ends of {many:,} runs" if many > 1 else "the end of a run" if many else ""
+
+
+def _next_agent(stored: Sequence[str | None], last: str) -> str:
+    """Return the agent of the first of these steps; `last` where none of them hands the run over.
+
+    Empty where that is not known: a step that cannot be read may have done so.
+    """
+    size = 0
+    for text in stored:
+        try:
+            plain = unpacked_within(PAGE_BYTES, text or "")
+            made = _Handing.from_json(plain).handoff
+        except (SerializationError, ValidationError):  # of another version, or too large
+            return ""
+        size += len(plain)
+        if made or size > 4 * PAGE_BYTES:
+            return made.by.name if made else ""
+    return last
+
+
+def _by_agents(steps: Sequence[_Read], agent: str) -> list[StepSummary]:
+    """Return the steps with their agents, as far as these are known; `agent` has the next one."""
+    found: list[StepSummary] = []
+    for step, logged in reversed(steps):
+        made = logged.handoff if logged else None
+        agent = made.by.name if made else agent if logged else ""
+        found.append(step.model_copy(update={"agent": agent or None}) if logged else step)
+    return found[::-1]
+
+
 def _waits(waiting: str | None, outage: str | None, step: str | None) -> str:
     """Return what the next step waits for: tools on other queues, or a service that is out."""
     tools = (
@@ -228,27 +299,25 @@ def _why(stored: str | None) -> tuple[str, tuple[Evaluated, ...]]:
     )
 
 
-def _steps(
-    numbers: Sequence[int], stored: dict[int, str | None], *, content: bool
-) -> list[StepSummary]:
+def _logged(numbers: Sequence[int], stored: dict[int, str | None], *, content: bool) -> list[_Read]:
     """Return the steps, at most so many that they have a few pages of bytes when unpacked."""
-    found: list[StepSummary] = []
+    found: list[_Read] = []
     size = 0
     for number in numbers:
         text = stored.get(number)
         if number in stored and text is None:  # its memory policy has trimmed the log
-            found.append(StepSummary(step=number))
+            found.append((StepSummary(step=number), None))
             continue
         try:
             plain = unpacked_within(PAGE_BYTES, text or "")
             size += len(plain)
             if found and size > 4 * PAGE_BYTES:
                 break
-            result = LoggedStep.from_json(plain).result if plain else None
+            logged = LoggedStep.from_json(plain) if plain else None
         except (SerializationError, ValidationError):  # of another version, or larger unpacked
-            result = None
+            logged = None
         too_large = StepSummary(step=number, too_large=True, cut=("step",) if content else ())
-        found.append(_step(result, content=content) if result else too_large)
+        found.append((_step(logged.result, content=content) if logged else too_large, logged))
     return found
 
 
@@ -262,7 +331,6 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
         duration_ms=result.duration_ms,
         waited_seconds=result.waited_seconds,
         waited_for=result.waited_for,
-        agent=result.agent,
         model=result.model,
         worker=result.worker,
         finish_reason=result.finish_reason.value,

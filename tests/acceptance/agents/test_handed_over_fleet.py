@@ -75,6 +75,7 @@ def fork_id(at: int) -> str:
 def test_a_run_that_goes_round_ends_at_its_own_limit(
     start_worker: Start, model: ModelServer, redis_url: str
 ) -> None:
+    """Each step names its agent, in its result and in each page of a timeline."""
     model.follow(desk)
     start_worker(env=ENV)
     with Fleet(redis_url) as fleet:
@@ -83,6 +84,10 @@ def test_a_run_that_goes_round_ends_at_its_own_limit(
         assert (result.stop_reason, result.steps_used) == (StopReason.STEPS_LIMIT, 6)
         assert [one.agent for one in result.steps] == ["reception", "billing"] * 3
         assert result.agent_name == "reception"
+        whole = fleet.runs.timeline(result.run_id).steps
+        assert [one.agent for one in whole] == ["reception", "billing"] * 3
+        alone = [fleet.runs.timeline(result.run_id, first=n, limit=1).steps[0] for n in range(1, 7)]
+        assert alone == list(whole), "a page of steps knows what was before and behind it"
         batch.retry(max_steps=7)
         again = fleet.runs.wait(result.run_id, timeout=LONG)
         assert [one.agent for one in again.steps][5:] == ["billing", "reception"]
