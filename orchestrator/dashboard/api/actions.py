@@ -78,9 +78,14 @@ class ActionHandler(Audited, ABC):
             given = body_of(bytes(self.body), self.request.headers.get("Content-Type", ""), Action)
         except ConfigurationError as error:
             return self.refuse(error, 400)
-        about = (verb, f"{self.noun} {target}", given.to_json())
+        about = (verb, self.subject(target, given), given.to_json())
         act = partial(self.act, target, verb, given)
         return await self.attempt(lambda: self.audited(*about, act))
+
+    def subject(self, target: str, given: Action) -> str:
+        """Return what is acted on, as the audit names it."""
+        del given
+        return f"{self.noun} {target}"
 
     @abstractmethod
     async def act(self, target: str, verb: str, given: Action) -> ActionResult:

@@ -15,10 +15,13 @@ from stepfleet.orchestrator.dashboard.api.records import (
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import args_shown
 from stepfleet.orchestrator.records.calls.answers import AskPage, Decided
+from stepfleet.orchestrator.store.fleet.people import ask_figures
 
 MOST = 200
 LONGEST_ARGUMENT = 2_000
 """Characters of an argument that are shown."""
+LONGEST_NAME = 80
+"""Characters of a name in the audit."""
 _CONDITIONS: dict[str, Parameter] = {
     "agent": Parameter("the whole name of the agent"),
     "tool": Parameter("the whole name of the tool"),
@@ -52,6 +55,7 @@ class Approvals(ReadHandler):
         else:
             page = await approvals.page(**{"limit": MOST, **query})
         shows = self.shows_content
+        store = (await fleet._session.open()).store  # noqa: SLF001 - no part of the public client
         return WaitingPage(
             waiting=tuple(
                 Waiting(
@@ -64,6 +68,7 @@ class Approvals(ReadHandler):
                 for one in page.asks
             ),
             next=page.next,
+            total=(await ask_figures(store)).count,
         )
 
     def _shown(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -82,6 +87,12 @@ class Decide(ActionHandler):
     async def post(self, target: str, verb: str = "") -> None:
         """Act, and answer with what was done."""
         await super().post("that wait", verb or target)
+
+    def subject(self, target: str, given: Action) -> str:
+        """Return which calls are decided: the detail of an entry is cut, perhaps before them."""
+        named = {**(given.filter or {}), **({"run": given.runs[0]} if given.runs else {})}
+        which = ", ".join(f"{name} {value[:LONGEST_NAME]}" for name, value in named.items())
+        return f"{self.noun} {target}: {which}" if which else super().subject(target, given)
 
     async def act(self, target: str, verb: str, given: Action) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""

@@ -26,6 +26,7 @@ from stepfleet.orchestrator.errors import AgentException, ConfigurationError, St
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.checks import Check
+from stepfleet.orchestrator.store.fleet.people import BatchAsks
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +36,8 @@ PATIENCE = 3.0
 """Seconds for which a call to a Redis that is away is repeated."""
 AT_ONCE = 100
 """Requests that are worked on at a time; the next ones are refused."""
-SERVERS_SECONDS, FAILURES_SECONDS = 10.0, 5.0
-"""How old checks of servers, and failures by cause, may be that are shown."""
+SERVERS_SECONDS, FAILURES_SECONDS, ASKS_SECONDS = 10.0, 5.0, 5.0
+"""How old checks of servers, failures by cause, and a batch's calls for people may be."""
 LONGEST_BODY = 65_536
 LONGEST_USER = 100
 _FIELD = re.compile(r"limit (?:'[^']*'|\"[^\"]*\"): field '(\w+)'")
@@ -66,6 +67,7 @@ class Site:
     work: Work = field(default_factory=Work)
     servers: Recent[tuple[Check, ...]] = field(default_factory=lambda: Recent(SERVERS_SECONDS))
     failures: Recent[Failures] = field(default_factory=lambda: Recent(FAILURES_SECONDS, 20))
+    asks: Recent[BatchAsks] = field(default_factory=lambda: Recent(ASKS_SECONDS, 20))
 
     @classmethod
     def of(cls, settings: Settings, *, content: bool | None = None, is_local: bool = False) -> Self:

@@ -22,7 +22,8 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.checks import Check, fail, stopping, versions
 from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet, server_checks
-from stepfleet.orchestrator.store.fleet.overview import workers
+from stepfleet.orchestrator.store.fleet.overview import is_paused, workers
+from stepfleet.orchestrator.store.fleet.people import BatchAsks, asks_of_batch
 
 MOST = 500
 _LIMIT = whole("how many", 1, MOST)
@@ -65,6 +66,9 @@ class Run(ReadHandler):
         """Return the run."""
         fleet = self.site.fleet
         found = await fleet.runs.timeline(path[0], **query, content=self.shows_content)
+        if not found.run.status.is_terminal:
+            store = (await fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+            found = found.model_copy(update={"fleet_paused": await is_paused(store)})
         moves = found.run.status in (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
         if moves and not found.waits_for and (wait := await fleet.limits.wait_of(path[0])):
             return found.model_copy(update={"waits_for": str(wait).removeprefix("for ")})
@@ -97,7 +101,12 @@ class OneBatch(ReadHandler):
             progress=progress,
             failures=await batch.failures(limit=most) if bad else None,
             waits=await batch.limit_waits() if progress.open else (),
+            asks=await self._asks(batch.id) if progress.open else BatchAsks(),
         )
+
+    async def _asks(self, batch_id: str) -> BatchAsks:
+        store = (await self.site.fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+        return await self.site.asks.get(batch_id, partial(asks_of_batch, store, batch_id))
 
 
 class FleetState(ReadHandler):

@@ -12,6 +12,7 @@ from stepfleet.orchestrator.store.admission.limit_use import LimitUse
 from stepfleet.orchestrator.store.admission.lines import LimitWaits
 from stepfleet.orchestrator.store.fleet.checks import Check
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen
+from stepfleet.orchestrator.store.fleet.people import BatchAsks
 
 
 class Problem(Record):
@@ -25,11 +26,13 @@ class BatchReport(Record):
     """A batch: its progress, and its runs that did not complete by cause, where there are any.
 
     `waits` are limits for which runs of it wait: of up to 500 runs that are spread over the batch.
+    `asks` are calls of its runs, and of runs below these, that wait for people.
     """
 
     progress: BatchProgress
     failures: Failures | None = None
     waits: tuple[LimitWaits, ...] = ()
+    asks: BatchAsks = BatchAsks()
 
 
 class SubmissionResult(Record):
@@ -128,7 +131,11 @@ class Waiting(Record):
 
 
 class WaitingPage(Record):
-    """Calls that wait for people, the oldest first; `next` is the next page's cursor."""
+    """Calls that wait for people, the oldest first; `next` is the next page's cursor.
+
+    `total` is how many wait in the whole fleet, with those of runs that were cancelled lately.
+    """
 
     waiting: tuple[Waiting, ...] = ()
     next: str | None = None
+    total: int = 0

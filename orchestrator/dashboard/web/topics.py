@@ -5,7 +5,7 @@ They yield at once, too, since what was before is not known, and end where Redis
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from typing import Any
 
 from stepfleet.orchestrator.client.fleet import AsyncFleet
@@ -94,7 +94,7 @@ class Topics:
             await asyncio.sleep(SECONDS)
 
     async def fleet(self) -> States:
-        """Yield when the fleet has changed, while runs are active, and now and then.
+        """Yield when the fleet has changed, while runs are active, and now and then: is it paused?
 
         Runs that end between two looks are found by the sizes of all lists: those are read rarely.
         """
@@ -103,13 +103,13 @@ class Topics:
         lists: object = None
         quiet, at = 0, float("-inf")
         while True:
-            is_active, found = await _fleet(store)
+            is_active, found, flags = await _fleet(store)
             quiet = 0 if is_active else quiet + 1
             if quiet % SIZES_EVERY == 1:
                 lists = await _sizes(store)
             if is_active or (found, lists) != before or time.monotonic() - at > LONGEST_QUIET:
                 before, at = (found, lists), time.monotonic()
-                yield None
+                yield {"paused": "fleet" in flags}
             await asyncio.sleep(FLEET_SECONDS)
 
 
@@ -126,16 +126,16 @@ async def _moved(
     return newest
 
 
-async def _fleet(store: OpenStore) -> tuple[bool, object]:
-    """Return whether runs are active, and what differs when something has happened."""
+async def _fleet(store: OpenStore) -> tuple[bool, object, Collection[str]]:
+    """Return whether runs are active, what differs when something has happened, and the flags."""
     found = store.keys
-    *counts, workers, paused, limits = await store.connection.execute_all(
+    *counts, workers, flags, limits = await store.connection.execute_all(
         *(("ZCARD", found.due(shard)) for shard in range(found.shards)),
         ("HKEYS", found.of(WORKERS)),
         ("HGETALL", found.flags(0)),
         ("HGET", found.of(LIMIT_SETTINGS), VERSION),
     )
-    return any(counts), (counts, sorted(workers), paused, limits)
+    return any(counts), (counts, sorted(workers), flags, limits), flags
 
 
 async def _sizes(store: OpenStore) -> list[int]:
