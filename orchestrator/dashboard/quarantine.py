@@ -10,6 +10,7 @@ from flower.views.monitor import Metrics
 from tornado import web
 
 from stepfleet.orchestrator.dashboard.api.handling import Site
+from stepfleet.orchestrator.dashboard.visible import visible
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.store import keys
@@ -17,6 +18,8 @@ from stepfleet.orchestrator.store.fleet.quarantine import about_entries, reasons
 
 SHOWN = 100
 """Messages that the page lists; it counts all."""
+
+_TEXTS = ("queue", "reason")
 
 Read = Callable[[], Awaitable[list[dict[str, Any]]]]
 """Returns the facts of the messages, the newest first."""
@@ -57,8 +60,11 @@ class QuarantinePage(BaseHandler):
     async def get(self) -> None:
         """Show counts by reason, and the newest messages without their contents."""
         found = await _found(self._read)
-        entries = [{**one, "when": _when(one["at"])} for one in found]
-        self.render("quarantine.html", entries=entries, reasons=reasons(found), shown=SHOWN)
+        entries = [
+            {**one, "when": _when(one["at"]), **{name: visible(one[name]) for name in _TEXTS}}
+            for one in found
+        ]
+        self.render("quarantine.html", entries=entries, reasons=reasons(entries), shown=SHOWN)
 
 
 class QuarantineApi(BaseApiHandler):

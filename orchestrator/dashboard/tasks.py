@@ -14,6 +14,8 @@ from tornado import web
 from tornado.escape import xhtml_escape
 from tornado.httputil import HTTPHeaders
 
+from stepfleet.orchestrator.dashboard.visible import visible
+
 COLUMNS = "name,args,state,result,received,runtime,uuid"
 """Columns of the list of tasks: the run and the step's outcome, before Celery's own id."""
 SHOWN = 40
@@ -38,6 +40,7 @@ _ROW = b"""<dl class="detail-list">
       {% end %}"""
 _UNSAFE = ("exception", "exchange", "routing_key", "expires", "eta")
 """Columns of a list that Flower's script shows as HTML."""
+_TEXTS = ("name", "args", "kwargs", "result", "exception", "traceback")
 
 
 def run_of(task: Any) -> str | None:
@@ -49,13 +52,19 @@ def run_of(task: Any) -> str | None:
 
 
 def readable(task: Any) -> Any:
-    """Return `task`, Flower's copy of one, with its own error, also where a result would be."""
+    """Return `task`, Flower's copy of one, with its own error, also where a result would be.
+
+    Texts have no characters that cannot be seen.
+    """
     if run_of(task):
         task.exception = _plain(_RAISED, task.exception)
         task.result = _plain(_RESULT, task.result)
     if task.exception and not task.result:
         cut = len(task.exception) > SHOWN
         task.result = f"{task.exception[: SHOWN - 1]}…" if cut else task.exception
+    for name in _TEXTS:
+        if isinstance(text := getattr(task, name, None), str):
+            setattr(task, name, visible(text))
     return task
 
 

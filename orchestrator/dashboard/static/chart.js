@@ -1,15 +1,17 @@
 // Charts as inline SVG, with a text for those who cannot see them.
 
+import { visible } from "./dom.js";
+
 const SVG = "http://www.w3.org/2000/svg";
 
 function svg(tag, attributes, ...children) {
   const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, visible(String(value)));
   made.append(...children);
   return made;
 }
 
-const titled = (text) => svg("title", {}, text);
+const titled = (text) => svg("title", {}, visible(text));
 
 /** A bar of parts `{name, value, kind}`, as wide as its place. */
 export function bar(label, parts, height = 18) {

@@ -1,6 +1,13 @@
 // Elements made of data. Strings become text nodes: nothing is ever parsed as HTML.
 
 const SHOWN = 4000;
+const UNSEEN = /[^\P{C}\r\n\t]|\r(?!\n)|[\p{Zl}\p{Zp}]/gu;
+const READ = new Set(["title", "aria-label", "placeholder"]); // attributes that people read
+
+/** A text whose characters can all be seen: others could hide words, or turn around those beside them. */
+export const visible = (text) => text.replace(UNSEEN, "\ufffd");
+
+const nodes = (children) => children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false).map((one) => (typeof one === "string" ? visible(one) : one));
 
 /** An element with attributes (`on...` are listeners; false and null leave one out) and children. */
 export function el(tag, attributes = {}, ...children) {
@@ -8,9 +15,9 @@ export function el(tag, attributes = {}, ...children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === false || value === null || value === undefined) continue;
     if (name.startsWith("on")) listen(made, name.slice(2), value);
-    else made.setAttribute(name, value === true ? "" : String(value));
+    else made.setAttribute(name, value === true ? "" : READ.has(name) ? visible(String(value)) : String(value));
   }
-  made.append(...children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false));
+  made.append(...nodes(children));
   return made;
 }
 
@@ -30,7 +37,7 @@ const IS_ROOM = new Set(["DIV", "SECTION", "TABLE", "TBODY", "DL"]);
  * it, or have the keyboard there, and it then does what the new one would.
  */
 export function renew(node, ...children) {
-  const wanted = children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false);
+  const wanted = nodes(children);
   let at = node.firstChild;
   for (const one of wanted) {
     const made = typeof one === "string" ? document.createTextNode(one) : one;
@@ -61,19 +68,22 @@ function adopt(node, made) {
 
 /** Replace what is in an element. */
 export function fill(node, ...children) {
-  node.replaceChildren(...children.flat(Infinity).filter((one) => one !== null && one !== undefined));
+  node.replaceChildren(...nodes(children));
   return node;
 }
 
-/** A table. `columns` are names, or {name, right}; cells are strings or nodes. */
-export function table(caption, columns, rows, empty = "Nothing here.") {
+/**
+ * A table. `columns` are names, or {name, right}; cells are strings or nodes. Where a page is narrow,
+ * each row of a table that `stacks` is a list of its cells with their columns' names.
+ */
+export function table(caption, columns, rows, empty = "Nothing here.", { stacks = false } = {}) {
   const heads = columns.map((one) => (typeof one === "string" ? { name: one } : one));
-  const cell = (value, at) => el("td", { class: heads[at].right ? "text-end" : null }, value ?? "");
+  const cell = (value, at) => el("td", { class: heads[at].right ? "text-end" : null, "data-name": stacks ? heads[at].name : null }, value ?? "");
   const body = rows.length
     ? rows.map((row) => el("tr", {}, row.map(cell)))
     : el("tr", {}, el("td", { class: "empty-table-message", colspan: heads.length }, empty));
   return el("div", { class: "table-responsive mb-4", tabindex: 0, role: "region", "aria-label": caption },
-    el("table", { class: "table table-hover align-middle mb-0" },
+    el("table", { class: `table table-hover align-middle mb-0${stacks ? " sf-stacks" : ""}` },
       el("caption", { class: "visually-hidden" }, caption),
       el("thead", {}, el("tr", {}, heads.map((one) => el("th", { scope: "col", class: one.right ? "text-end" : null }, one.name)))),
       el("tbody", {}, body)));

@@ -1,7 +1,7 @@
 // The list of runs: filters in the address, pages by cursor, and what is read again when it changes.
 
 import { address, get, page } from "./api.js";
-import { badge, button, count, duration, el, field, fill, many, problem, renew, table, time, usd } from "./dom.js";
+import { badge, button, count, duration, el, field, fill, many, problem, renew, table, time, usd, visible } from "./dom.js";
 import { follow } from "./live.js";
 import { Selection } from "./runs_selection.js";
 
@@ -162,7 +162,7 @@ function row(run) {
 function narrowed(narrow, name, value) {
   const made = narrow(name, value);
   made.classList.add("sf-narrow");
-  made.title = `Only runs of ${name} ${value}`;
+  made.title = visible(`Only runs of ${name} ${value}`);
   return made;
 }
 

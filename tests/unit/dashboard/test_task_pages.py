@@ -47,6 +47,11 @@ def test_other_tasks_name_none(name: Any, args: Any) -> None:
     assert run_of(task(name, args)) is None
 
 
+def test_texts_of_tasks_have_no_characters_that_cannot_be_seen() -> None:
+    shown = readable(task("clerk: step 1", f"['{RUN}', 0]", "StepFailed('\u202egnp')", None))
+    assert (shown.exception, shown.result) == ("\ufffdgnp",) * 2
+
+
 def test_a_failure_is_the_steps_own_and_short_where_a_result_would_be() -> None:
     error = "tool: ValueError: it's <b> \\ 'no' " + "x" * 100
     shown = readable(task("a: step 1", f"['{RUN}', 0]", f"StepFailed({error!r})"))
