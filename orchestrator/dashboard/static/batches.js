@@ -18,7 +18,7 @@ function row(one) {
   const link = el("a", { href: page(`/batches/${encodeURIComponent(one.batch_id)}`) }, one.name || one.batch_id);
   const bad = ended(one) - one.completed;
   return [
-    el("div", { class: "sf-wrap" }, link, el("div", { class: "sf-muted small" }, `${one.agent || "no agent"} · ${one.batch_id.slice(0, 8)}`)),
+    el("div", { class: "sf-wrap" }, link, el("div", { class: "sf-muted small" }, el("bdi", {}, one.agent || "no agent"), ` · ${one.batch_id.slice(0, 8)}`)),
     el("div", {}, outcome(one), el("div", { class: "small" }, `${count(ended(one))} of ${count(one.total)} ended${bad ? `, ${count(bad)} not completed` : ""}`), el("div", { class: "sf-muted small" }, pace.text(one) || "")),
     state(one),
     time(one.created),
@@ -46,7 +46,7 @@ async function load() {
     found.batches.forEach((one) => pace.note(one));
     const columns = ["Batch", "Runs by stop reason", "State", "Created", { name: "Cost", right: true }];
     const empty = cursor ? "There are no older batches." : "No batch yet: submit a file, or use stepfleet submit.";
-    redraw(list, () => fill(list, table("Batches", columns, found.batches.map(row), empty), pager(found.next)));
+    redraw(list, () => fill(list, table("Batches", columns, found.batches.map(row), empty, { stacks: true }), pager(found.next)));
   } catch (error) {
     if (mine === following) fill(list, problem(error), cursor ? button("To the newest", () => { cursor = ""; past.length = 0; load(); }) : null);
   }

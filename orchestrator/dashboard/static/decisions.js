@@ -13,41 +13,57 @@ export function runLink(run) {
 
 const decided = (done) => notify(`${count(done.runs)} decided${done.left_alone ? `, ${count(done.left_alone)} had been before` : ""}`);
 
-const places = (same) => (same.length === 1 ? { runs: [same[0].ask.run_id], at: same[0].ask.index, filter: { key: same[0].ask.key } } : { filter: { group: same[0].group, kind: same[0].ask.kind } });
+/** The calls that are decided, as the API takes them. The tool and the agent are for the audit. */
+function places(same, { filter = {} }) {
+  const [{ ask, group }] = same;
+  const named = { tool: ask.tool, agent: ask.agent };
+  return same.length === 1 ? { runs: [ask.run_id], at: ask.index, filter: { ...named, key: ask.key } } : { filter: { ...filter, ...named, group, kind: ask.kind } };
+}
 
-async function approve(same, reload) {
-  const many = same.length === 1 ? "this call" : `all calls equal to this one (${count(same.length)} here)`;
-  if (!(await confirm({ title: `Approve ${same[0].ask.tool}?`, text: `It is made now: ${many}.`, button: "Approve" }))) return;
+/** The same in words: also calls are decided that nobody has read here. */
+function words(same, { isAll = true, filter = {} }) {
+  if (same.length === 1) return "This call alone";
+  const narrowed = Object.keys(filter).length ? " and match the filter" : "";
+  return `All calls equal to this one that wait${narrowed}: ${isAll ? "" : "at least "}${count(same.length)} when this page was read`;
+}
+
+const asked = (verb, { ask }) => [`${verb} `, el("bdi", {}, ask.tool), "?"];
+
+async function approve(same, reload, scope) {
+  if (!(await confirm({ title: asked("Approve", same[0]), text: `${words(same, scope)}. Approved calls are made now.`, button: "Approve" }))) return;
   try {
-    decided(await post("/approvals/approve", places(same)));
+    decided(await post("/approvals/approve", places(same, scope)));
   } catch (error) {
     notify(error.message, true);
   }
   reload();
 }
 
-async function deny(same, reload) {
-  const act = ({ reason }) => post("/approvals/deny", { ...places(same), message: reason });
+async function deny(same, reload, scope) {
+  const act = ({ reason }) => post("/approvals/deny", { ...places(same, scope), message: reason });
   const fields = [{ label: "Reason, which the model reads", name: "reason" }];
-  const done = await form({ title: `Deny ${same[0].ask.tool}?`, text: `${count(same.length)} here.`, fields, button: "Deny", danger: true, act });
+  const done = await form({ title: asked("Deny", same[0]), text: `${words(same, scope)}.`, fields, button: "Deny", danger: true, act });
   if (done) decided(done);
   reload();
 }
 
-async function answer(same, reload) {
+async function answer(same, reload, scope) {
   const [{ ask }] = same;
   const options = Array.isArray(ask.arguments.options) ? ask.arguments.options.map((one) => [String(one), String(one)]) : null;
-  const act = ({ text }) => post("/approvals/answer", { ...places(same), message: text });
+  const act = ({ text }) => post("/approvals/answer", { ...places(same, scope), message: text });
   const fields = [{ label: "Answer", name: "text", options }];
   const done = await form({ title: String(ask.arguments.question || "A question"), fields, button: "Answer", act });
   if (done) decided(done);
   reload();
 }
 
-/** Buttons that decide equal calls, as the API has them; `reload` is called behind each. */
-export function decisions(same, reload) {
+/**
+ * Buttons that decide equal calls, as the API has them; `reload` is called behind each. The scope is
+ * the `filter` of the calls, and whether the page `isAll`, so that it has all of them.
+ */
+export function decisions(same, reload, scope = {}) {
   const isQuestion = same[0].ask.kind === "question";
   return el("div", { class: "sf-buttons" },
-    isQuestion ? button("Answer", () => answer(same, reload), "primary") : button("Approve", () => approve(same, reload), "primary"),
-    button("Deny", () => deny(same, reload), "outline-danger"));
+    isQuestion ? button("Answer", () => answer(same, reload, scope), "primary") : button("Approve", () => approve(same, reload, scope), "primary"),
+    button("Deny", () => deny(same, reload, scope), "outline-danger"));
 }

@@ -73,7 +73,7 @@ function fleet(found) {
     ]),
     el("div", { class: "sf-buttons" }, pause),
     el("h2", { class: "h5" }, "Workers"),
-    table("Workers", ["Name", "State", "Steps", { name: "Memory", right: true }, "Version", "Started", "Agents", "Queues"], overview.workers.map(worker), "No worker has reported. Start one: stepfleet worker --agents agents.py"),
+    table("Workers", ["Name", "State", "Steps", { name: "Memory", right: true }, "Version", "Started", "Agents", "Queues"], overview.workers.map(worker), "No worker has reported. Start one: stepfleet worker --agents agents.py", { stacks: true }),
   ];
 }
 

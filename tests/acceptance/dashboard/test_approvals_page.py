@@ -1,5 +1,6 @@
 """Calls that wait for people, decided in Flower, in a real browser over a real worker."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,22 @@ pytestmark = pytest.mark.timeout(600)
 FILE = Path(__file__).parents[1] / "agent_modules" / "careful_agents.py"
 CLERK = load_agents(str(FILE))["clerk"]
 EVIL = "<img src=x onerror=document.title='pwned'>"
+TURNED = "\u202egnp\u2066.exe\u200b\x7f"
+SEEN = "\ufffdgnp\ufffd.exe\ufffd\ufffd"
+UNSEEN = re.compile("[\u202a-\u202e\u2066-\u2069\u200b\x7f]")
+READABLE = """() => {
+  const all = [...document.querySelectorAll("*")];
+  const names = ["title", "aria-label", "placeholder"];
+  const labels = all.flatMap((one) => names.map((name) => one.getAttribute(name) || ""));
+  const hidden = [...document.querySelectorAll("title, option, details")];
+  return [document.body.innerText, ...labels, ...hidden.map((one) => one.textContent)].join("|");
+}"""
+"""Returns what people read on a page, also that which comes up later."""
+
+
+def refund_of(customer: str) -> ToolCallReply:
+    """Return a call that waits for an approval."""
+    return ToolCallReply("refund", {"customer": customer, "usd": 300.0})
 
 
 def rules(request: RequestRecord) -> Reply:
@@ -27,7 +44,7 @@ def rules(request: RequestRecord) -> Reply:
     if request.key == "ask":
         call = ToolCallReply("ask_person", {"question": f"which? {EVIL}", "options": ["red", EVIL]})
     else:
-        call = ToolCallReply("refund", {"customer": EVIL, "usd": 300.0})
+        call = refund_of(EVIL)
     return Reply("", tool_calls=(call,))
 
 
@@ -146,4 +163,128 @@ def test_the_page_of_a_run_has_those_below_it_and_decides_their_calls(
     page.locator("dialog[open] button[type=submit]").click()
     assert fleet.runs.wait(top, timeout=LONG / 1000).output == "done"
     expect(below).to_contain_text("completed")
+    expect(below).to_contain_text("$")
+    expect(page.locator("article").first).to_contain_text("clerk · its run took")
+    total = page.locator("dl div", has_text="In total")
+    expect(total).to_contain_text("$")
     expect(card).to_have_count(0)
+
+
+def test_a_page_that_has_not_read_all_says_so_and_its_filter_holds_for_decisions(
+    chromium: Browser,
+    site: Site,
+    fleet: Fleet,
+    model: ModelServer,
+    start_worker: Any,
+    effects: Path,
+) -> None:
+    """The row and the question count what was read; the audit names the tool, the agent, all."""
+    model.follow(rules)
+    start_worker(env={"STEPFLEET_AGENTS": str(FILE), "EFFECTS": str(effects)})
+    batch = fleet.submit_batch([{"input": "refund"}] * 12, agent=CLERK)
+    wait_until(lambda: len(list(fleet.approvals.all())) == 12, within=LONG / 1000, what="calls")
+    other = fleet.submit(CLERK, "refund")
+    wait_until(lambda: len(list(fleet.approvals.all())) == 13, within=LONG / 1000, what="calls")
+
+    visitor = Visitor(chromium, site)
+    page = visitor.open(f"/batches/{batch.id}")
+    page.get_by_role("link", name="12 calls").click()
+    row = page.locator("table tbody tr")
+    expect(row.locator("td").first).to_have_text("12")
+    expect(page.get_by_label("Batch")).to_have_value(batch.id)
+
+    # Ten small pages have a part of it only.
+    pages = re.compile(r"/api/stepfleet/approvals\?")
+    visitor.page.route(pages, lambda one: one.continue_(url=f"{one.request.url}&limit=1"))
+    page = visitor.open(f"/approvals?batch={batch.id}")
+    expect(row.locator("td").first).to_have_text("at least 10")
+    expect(page.locator("dl")).to_contain_text("Waiting in the fleet13")
+    row.get_by_role("button", name="Approve").click()
+    question = page.locator("dialog[open]")
+    expect(question).to_contain_text("match the filter: at least 10 when this page was read")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Show more").click()
+    expect(row.locator("td").first).to_have_text("12")
+    expect(page.get_by_role("button", name="Show more")).to_have_count(0)
+    row.get_by_role("button", name="Approve").click()
+    page.locator("dialog[open] button[type=submit]").click()
+    expect(page.locator("#toast-container")).to_contain_text("12 decided")
+    expect(page.locator("#content")).to_contain_text("No call of this filter waits")
+    assert [one.run_id for one in fleet.approvals.all()] == [other]
+    assert visitor.complaints == []
+    done, begun = site.api("/audit")[1]["entries"]
+    assert done["target"] == begun["target"]
+    assert f"batch {batch.id}, tool refund, agent clerk, group " in done["target"]
+    assert '"runs":12' in done["detail"]
+
+
+def test_of_many_different_calls_a_part_is_drawn(
+    chromium: Browser,
+    site: Site,
+    fleet: Fleet,
+    model: ModelServer,
+    start_worker: Any,
+    effects: Path,
+) -> None:
+    model.follow(lambda request: Reply("", tool_calls=(refund_of(request.key),)))
+    start_worker(env={"STEPFLEET_AGENTS": str(FILE), "EFFECTS": str(effects)})
+    fleet.submit_batch([{"input": f"c{n}"} for n in range(23)], agent=CLERK)
+    wait_until(lambda: len(list(fleet.approvals.all())) == 23, within=LONG / 1000, what="calls")
+    visitor = Visitor(chromium, site, viewport={"width": 390, "height": 844})
+    page = visitor.open("/approvals")
+    rows = page.locator("table tbody tr")
+    expect(rows).to_have_count(20)
+    expect(page.locator("#content")).to_contain_text("3 more rows are not shown")
+    expect(rows.first.locator("td[data-name='Waits since']")).to_be_visible()
+    cells = rows.first.locator("td").evaluate_all(
+        "all => all.map((one) => one.getBoundingClientRect().right)"
+    )
+    assert max(cells) <= 390
+    assert visitor.barriers() == []
+    page.get_by_role("button", name="Show more").click()
+    expect(rows).to_have_count(23)
+
+
+def test_characters_that_turn_others_around_are_seen(
+    chromium: Browser,
+    site: Site,
+    fleet: Fleet,
+    model: ModelServer,
+    start_worker: Any,
+    effects: Path,
+) -> None:
+    """In texts, names and labels of all pages; an option that has them is answered as it is."""
+
+    def attack(request: RequestRecord) -> Reply:
+        if request.turn > 1:
+            return Reply(f"{TURNED} {request.messages[-1]['content']}")
+        if request.key.startswith("ask"):
+            given = {"question": f"Open {TURNED}?", "options": ["no", TURNED]}
+            return Reply("", tool_calls=(ToolCallReply("ask_person", given),))
+        return Reply("", tool_calls=(refund_of(TURNED),))
+
+    model.follow(attack)
+    start_worker(env={"STEPFLEET_AGENTS": str(FILE), "EFFECTS": str(effects)})
+    lines = [{"id": f"{n} {TURNED}", "input": f"{n} {TURNED}"} for n in ("ask", "refund")]
+    batch = fleet.submit_batch(lines, agent=CLERK, name=TURNED)
+    wait_until(lambda: len(list(fleet.approvals.all())) == 2, within=LONG / 1000, what="calls")
+    asked = fleet.runs.find(f"ask {TURNED}", batch.id)
+    visitor = Visitor(chromium, site)
+    paths = ("/approvals", "/runs", "/batches", f"/batches/{batch.id}", f"/runs/{asked}", "/costs")
+    for path in paths:
+        page = visitor.open(path)
+        if path != "/costs":
+            expect(page.locator("#content, .page-header").filter(has_text=SEEN)).not_to_have_count(
+                0
+            )
+        assert not UNSEEN.search(page.evaluate(READABLE)), path
+    page = visitor.open(f"/runs/{asked}")
+    page.get_by_role("button", name="Answer").click()
+    assert not UNSEEN.search(page.evaluate(READABLE))
+    page.locator("dialog[open] select").select_option(label=SEEN)
+    page.locator("dialog[open] button[type=submit]").click()
+    result = fleet.runs.wait(asked, timeout=LONG / 1000)
+    assert result.output == f"{TURNED} {TURNED}"
+    expect(page.locator("article")).to_have_count(2)
+    assert not UNSEEN.search(page.evaluate(READABLE))
+    assert visitor.complaints == []

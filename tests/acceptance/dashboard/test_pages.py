@@ -15,6 +15,9 @@ from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
 pytestmark = pytest.mark.timeout(600)
 EVIL = "<img src=x onerror=document.title='pwned'>\"'\u202e</script>"
 LISTS = ("/runs", "/batches", "/approvals", "/fleet", "/costs")
+RIGHTMOST = """() => Math.max(...[...document.querySelectorAll(".sf-stacks td")]
+  .map((one) => one.getBoundingClientRect().right))"""
+"""Where the cells end of tables that stack."""
 LINES = 40
 BAD = 4
 
@@ -98,6 +101,9 @@ def test_pages_fit_a_phone_in_light_and_in_dark(
     batch.wait(LONG / 1000)
     small = {"width": 375, "height": 812}
     visitor = Visitor(chromium, site, viewport=small, color_scheme=scheme)
+    for path, column in (("/batches", "Cost"), ("/fleet", "Queues")):
+        expect(visitor.open(path).locator(f"td[data-name={column}]").first).to_be_visible()
+        assert 0 < visitor.page.evaluate(RIGHTMOST) <= small["width"]
     run_id = fleet.runs.find(f"q-0 {EVIL}", batch.id)
     for path in (*LISTS, f"/runs/{run_id}", f"/batches/{batch.id}"):
         visitor.open(path)
