@@ -9,15 +9,17 @@ import { Pace, ended, open, outcome, redraw, state } from "./progress.js";
 const id = named();
 const path = `/batches/${encodeURIComponent(id)}`;
 const READ = 5000; // failed runs that are read to group them
+const NEXT = 20; // batches that follow this one and are named
 const REGROUP = 10_000; // milliseconds between two readings of failures, where they change
 const pace = new Pace();
 const place = (className = "") => el("section", { class: className });
-const [head, held, buttons, waits, failures] = ["", "", "sf-buttons", "", ""].map(place);
-const grouped = { bad: -1, at: 0, again: null };
+const [head, held, asks, buttons, waits, failures] = ["", "", "", "sf-buttons", "", ""].map(place);
+const grouped = { bad: -1, at: 0, again: null, found: null };
 let isReading = false;
 let isStale = false;
 
 const runs = (query) => page(`/runs?${new URLSearchParams({ batch: id, ...query })}`);
+const batchLink = (other) => el("a", { href: page(`/batches/${encodeURIComponent(other)}`) }, other);
 const many = (number) => counted(number, "run");
 
 /** Ask, do it for the whole batch, and read anew. */
@@ -37,7 +39,8 @@ function showHead(one) {
       ["Ended", `${count(ended(one))} of ${count(one.total)}`],
       ["Not completed", bad ? el("a", { href: "#failures" }, count(bad)) : "0"],
       ["Pace", pace.text(one)],
-      ["Cost", usd(one.cost_usd)],
+      ["Cost of its runs", usd(one.cost_usd)],
+      ["With runs below them", el("a", { href: page(`/costs?${new URLSearchParams({ batch: id })}`) }, "costs of this batch")],
       ["Tokens", count(one.tokens)],
       ["Model calls", count(one.llm_calls)],
       ["Steps", count(one.steps)],
@@ -46,8 +49,11 @@ function showHead(one) {
       ["Created", time(one.created)],
       ["Past retention", one.past_retention ? many(one.past_retention) : null],
       ["Runs", el("a", { href: runs({}) }, "all of them")],
+      ["Follows batch", one.follows ? batchLink(one.follows) : null],
+      ["Left out", one.left_out ? `${many(one.left_out)} of that batch without a result` : null],
+      ["Is followed by", one.next.length ? one.next.slice(0, NEXT).map((next) => el("div", {}, batchLink(next))) : null],
     ]));
-  document.querySelector("#batch-page .page-description").textContent = `${one.name || "Batch"} · ${one.batch_id}`;
+  fill(document.querySelector("#batch-page .page-description"), el("bdi", {}, one.name || "Batch"), ` · ${one.batch_id}`);
 }
 
 function showHeld(one) {
@@ -62,7 +68,15 @@ function showHeld(one) {
   if (!one.sealed && one.submission_stalled && !one.cancel_requested) {
     notes.push(el("div", { class: "alert alert-warning" }, `Only ${count(one.submitted)} of ${count(one.total)} runs were created, and their submitter is gone. Submit the same file again, with the same agent and id: the others are created, and nothing runs twice.`));
   }
+  if (one.refused) notes.push(el("div", { class: "alert alert-danger sf-wrap", role: "alert" }, `It has no runs: ${one.refused}`));
   renew(held, notes);
+}
+
+/** Calls of the batch that wait for people; unless it `isAll`, more wait than were looked at. */
+function showAsks({ count: found, is_all: isAll }) {
+  const number = isAll ? counted(found, "call") : found ? `${count(found)} or more calls` : "Perhaps calls";
+  const link = el("a", { href: page(`/approvals?${new URLSearchParams({ batch: id })}`) }, number);
+  renew(asks, found || !isAll ? el("p", { class: "alert alert-secondary" }, link, ` of this batch ${isAll && found === 1 ? "waits" : "wait"} for a person.`) : null);
 }
 
 function showButtons(one) {
@@ -73,7 +87,7 @@ function showButtons(one) {
     open(one) && one.paused < open(one) ? button("Pause …", () => act("pause", "Pause this batch?", `No step of its ${left} begins until it is resumed.`)) : null,
     one.paused || one.held ? button("Resume …", () => act("resume", "Resume this batch?", `${many(one.paused)} go on.`)) : null,
     open(one) ? button("Cancel …", () => act("cancel", "Cancel this batch?", `${left} end now, also those under way; what they have cost stays.`, {}, true), "outline-danger") : null,
-    bad ? button("Retry …", () => act("retry", "Retry this batch's runs?", `${many(bad)} that failed or stopped at a limit are retried; their completed steps are kept. Cancelled runs stay as they are.`)) : null,
+    bad && !isGone() ? button("Retry …", () => act("retry", "Retry this batch's runs?", `${many(bad)} that failed or stopped at a limit are retried; their completed steps are kept. Cancelled runs stay as they are.`)) : null,
     ended(one) ? [link("Results as JSONL", {}), link("Results as CSV", { format: "csv" })] : null);
 }
 
@@ -101,13 +115,18 @@ function group(one, isWhole) {
 
 function showFailures(found) {
   if (!found) return renew(failures);
-  const isWhole = found.read >= found.not_completed;
+  const gone = found.read < READ ? found.not_completed - found.read : 0;
+  const isWhole = gone > 0 || found.read >= found.not_completed;
   const rows = found.groups.map((one) => group(one, isWhole));
-  const rest = isWhole ? null : el("p", { class: "sf-muted" }, `The first ${count(found.read)} of ${many(found.not_completed)} were read.`);
+  const said = gone > 0 ? `Of ${many(found.not_completed)}, ${count(gone)} ${gone === 1 ? "is" : "are"} not there any more: purged, or past retention. Those cannot be retried.` : `The first ${count(found.read)} of ${many(found.not_completed)} were read.`;
+  const rest = gone > 0 || !isWhole ? el("p", { class: "sf-muted" }, said) : null;
   const more = found.ungrouped ? el("p", { class: "sf-muted" }, `${many(found.ungrouped)} more have other causes.`) : null;
   return renew(failures, el("h2", { class: "h5", id: "failures" }, "Why runs did not complete"),
-    table("Causes", [{ name: "Runs", right: true }, "Cause", ""], rows), rest, more);
+    rows.length ? table("Causes", [{ name: "Runs", right: true }, "Cause", ""], rows) : null, rest, more);
 }
+
+/** Whether no run that did not complete is there any more: none can be retried. */
+const isGone = () => grouped.found !== null && !grouped.found.read;
 
 /** Whether it is time to group failures anew: they cost a look at every run of the batch. */
 function isDue(bad) {
@@ -125,8 +144,9 @@ async function groupFailures(one) {
   if (!isDue(bad)) return;
   clearTimeout(grouped.again);
   Object.assign(grouped, { bad, at: Date.now(), again: null });
-  const found = bad ? (await get(path, { failures: READ })).failures : null;
-  redraw(failures, () => showFailures(found));
+  grouped.found = bad ? (await get(path, { failures: READ })).failures : null;
+  redraw(failures, () => showFailures(grouped.found));
+  redraw(buttons, () => showButtons(one));
 }
 
 async function load() {
@@ -142,6 +162,7 @@ async function load() {
     redraw(head, () => showHead(one));
     redraw(held, () => showHeld(one));
     redraw(buttons, () => showButtons(one));
+    showAsks(found.asks);
     showWaits(found.waits);
     await groupFailures(one);
   } catch (error) {
@@ -157,6 +178,6 @@ async function load() {
 
 const content = document.getElementById("content");
 content.removeAttribute("aria-live"); // whole pages of numbers are not read aloud each second
-fill(content, held, head, buttons, waits, failures);
+fill(content, held, head, asks, buttons, waits, failures);
 load();
 follow([`batch:${id}`], load);

@@ -46,6 +46,8 @@ export function outcome(one, withLegend = false) {
 export function state(one) {
   if (one.held && open(one)) return "held";
   if (one.cancel_requested) return open(one) ? "being cancelled" : "cancelled";
+  if (one.refused) return "not begun";
+  if (!one.sealed && one.follows) return "waits for the batch before it";
   if (!one.sealed) return one.submission_stalled ? "submission stopped" : "being submitted";
   if (!open(one)) return ended(one) === one.completed ? "completed" : "ended";
   if (one.paused === open(one)) return "paused";

@@ -11,6 +11,7 @@ const id = named();
 const path = `/runs/${encodeURIComponent(id)}`;
 const STEPS = 50;
 const CHILDREN = 20;
+const BEFORE = 20; // runs that the API names of those that have to end first
 const ENDED = ["completed", "failed", "stopped", "cancelled"];
 const MEANING = {
   completed: "It has given its answer.",
@@ -82,19 +83,20 @@ function header(run) {
     parent: run.parent ? el("a", { href: page(`/runs/${encodeURIComponent(run.parent)}`) }, run.parent) : null,
   };
   return [
-    el("h2", { class: "h4 sf-wrap" }, run.line_id ? `${run.line_id} ` : "", el("small", { class: "sf-muted" }, run.run_id)),
+    el("h2", { class: "h4 sf-wrap" }, run.line_id ? [el("bdi", {}, run.line_id), " "] : "", el("small", { class: "sf-muted" }, run.run_id)),
     el("p", {}, badge(run.status), " ", run.stop_reason && run.stop_reason !== run.status ? el("strong", {}, run.stop_reason.replaceAll("_", " ")) : null, " ", run.stop_reason ? MEANING[run.stop_reason] : ""),
     run.error ? el("div", { class: "alert alert-danger sf-wrap", role: "status" }, run.error) : null,
     facts([
       ["Agent", run.agent], ["Batch", links.batch], ["Tenant", run.tenant], ["Parent", links.parent],
       ["Steps", `${count(run.steps)}${run.max_steps ? ` of ${count(run.max_steps)}` : ""}`], ["Active", duration(run.active_seconds)],
-      ["Tokens", count(run.tokens)], ["Cost", usd(run.cost_usd)], ["Lost attempts", found.lost_attempts || null],
+      ["Tokens", count(run.tokens)], ["Cost", usd(run.cost_usd)], ["Cost of runs below", run.below_cost_usd ? usd(run.below_cost_usd) : null], ["In total", run.below_cost_usd ? usd(withBelow(run)) : null], ["Lost attempts", found.lost_attempts || null],
       ["Created", time(run.created)], ["Ended", time(run.ended)],
       ["Celery", el("a", { href: page(`/tasks?name=${encodeURIComponent(`step args:"${run.run_id.replaceAll('"', "")}"`)}`) }, "its tasks")],
     ]),
     buttons(run),
     waiting.map(asked),
-    found.waits_for ? el("p", { class: "sf-wrap" }, el("strong", {}, `Step ${run.steps + 1} waits for `), found.waits_for) : null,
+    found.fleet_paused ? el("div", { class: "alert alert-warning", role: "status" }, "The whole fleet is paused: no step begins until ", el("a", { href: page("/fleet") }, "it is resumed"), ".") : null,
+    found.waits_for ? el("p", { class: "sf-wrap" }, el("strong", {}, `Step ${run.steps + 1} waits for `), found.waits_for, before()) : null,
     children.length ? below() : null,
     found.evaluations.length ? el("details", { class: "sf-folded mb-3", "data-key": "why", open: run.status !== "completed" && isOver(run) },
       el("summary", {}, `Why: ${found.reason}`),
@@ -103,10 +105,24 @@ function header(run) {
   ];
 }
 
+/** What a run and those below it have cost. */
+const withBelow = (run) => (run.cost_usd === null ? null : run.cost_usd + run.below_cost_usd);
+
 /** The runs that calls of this one have started. */
-const below = () => table("Runs below", ["Run below", "Agent", "Status", { name: "Steps", right: true }], children.map((one) => [
-  runLink(one.run_id), one.agent, [badge(one.status), " ", one.stop_reason && one.stop_reason !== one.status ? one.stop_reason.replaceAll("_", " ") : null], count(one.steps),
+const below = () => table("Runs below", ["Run below", "Agent", "Status", { name: "Steps", right: true }, { name: "Cost with runs below", right: true }], children.map((one) => [
+  runLink(one.run_id), one.agent, [badge(one.status), " ", one.stop_reason && one.stop_reason !== one.status ? one.stop_reason.replaceAll("_", " ") : null], count(one.steps), usd(withBelow(one)),
 ]));
+
+/** The runs that have to end before this one begins, up to those that the API names. */
+function before() {
+  const runs = Object.entries(found.before);
+  const link = ([run, status]) => [el("a", { class: "sf-id", href: page(`/runs/${encodeURIComponent(run)}`) }, run), ` (${status === "unknown" ? "not created yet" : status.replaceAll("_", " ")})`];
+  return runs.length ? [": ", runs.map((one, at) => [at ? ", " : "", link(one)]), runs.length < BEFORE ? "" : ", …"] : null;
+}
+
+/** The run that a call has started, where it has ended: while that went on, this run waited. */
+const startedBy = (call) => children.find((one) => one.run_id === call.run_id && one.ended);
+const lasted = (run) => (new Date(run.ended) - new Date(run.created)) / 1000;
 
 /** A call that waits for a person, with what decides it. */
 function asked(one) {
@@ -148,10 +164,11 @@ function timeline(list) {
       { name: `step ${one.step}: waited ${duration(one.waited_seconds)} ${one.waited_for}`, from: at - one.waited_seconds, to: at, kind: "waiting" },
       { name: `step ${one.step}: model ${duration(until - tools - at)}`, from: at, to: until - tools, kind: one.errors.length ? "failed" : "model" },
       { name: `step ${one.step}: tools ${duration(tools)}`, from: until - tools, to: until, kind: "tools" },
+      ...one.tool_calls.map(startedBy).filter(Boolean).map((run) => ({ name: `step ${one.step}: run of ${run.agent} ${duration(lasted(run))}`, from: new Date(run.created) / 1000 - begin, to: new Date(run.ended) / 1000 - begin, kind: "paused" })),
     ].filter((part) => part.to > part.from);
   });
   rows.push(...attempts.map((one) => [{ name: `step ${one.step}: lost attempt, ${KINDS[one.kind] || one.kind}`, from: noted(one) - one.seconds - begin, to: noted(one) - begin, kind: "lost" }]));
-  const legend = [["waiting", "waiting for limits"], ["model", "model"], ["tools", "tools"], ["failed", "with errors, or lost"]];
+  const legend = [["waiting", "waiting for limits"], ["model", "model"], ["tools", "tools"], ["paused", "runs below"], ["failed", "with errors, or lost"]];
   return el("section", { "aria-label": "Timeline" }, spans(`Steps over ${duration(end - begin)}`, rows, end - begin),
     el("ul", { class: "sf-legend mt-2" }, legend.map(([kind, name]) => el("li", {}, el("span", { class: `sf-key sf-key-${kind}`, "aria-hidden": "true" }), name))));
 }
@@ -165,7 +182,10 @@ function whole(one, part, made) {
 const download = (number, part, name) => el("a", { id: `text-${number}-${part}`, href: address(`${path}/text`, { step: number, part }), "aria-label": `${name}: step ${number}, ${part.replace(/:(\d+)$/, (_, at) => ` ${Number(at) + 1}`)}` }, name);
 
 function tool(one, call, at) {
-  const name = `${call.tool} · ${duration(call.duration_ms === null ? null : call.duration_ms / 1000)}${call.is_error ? " · failed" : ""}`;
+  const below = call.run_id ? startedBy(call) : null;
+  const made = call.duration_ms === null ? null : call.duration_ms / 1000;
+  const took = call.run_id ? below && `its run took ${duration(lasted(below))}` : duration(made);
+  const name = [el("bdi", {}, call.tool), took ? ` · ${took}` : "", call.is_error ? " · failed" : ""];
   const started = call.run_id ? el("a", { class: "small", href: page(`/runs/${encodeURIComponent(call.run_id)}`) }, "the run that it started") : null;
   const decision = call.decision ? el("div", { class: "sf-muted small sf-wrap" }, call.decision) : null;
   return el("div", { class: "ms-3" }, el("div", { class: call.is_error ? "sf-error" : null }, name), started, decision, call.error ? el("div", { class: "sf-error small" }, call.error) : null,
@@ -184,8 +204,8 @@ function step(one) {
   again.setAttribute("aria-label", `Again from step ${one.step}`);
   const made = el("article", { class: "sf-card" },
     one.given === null ? null : whole(one, "given", folded("message to the run", one.given, one.given.length < 400)),
-    el("h3", {}, `Step ${one.step}`, one.agent ? ` · ${one.agent}` : "", one.type ? ` · ${one.type.replaceAll("_", " ")}` : ""),
-    el("p", { class: "sf-muted small sf-wrap" }, about.join(" · ")),
+    el("h3", {}, `Step ${one.step}`, one.agent ? [" · ", el("bdi", {}, one.agent)] : "", one.type ? ` · ${one.type.replaceAll("_", " ")}` : ""),
+    el("p", { class: "sf-muted small sf-wrap" }, about.map((part, at) => [at ? " · " : "", el("bdi", {}, part)])),
     one.errors.map((error, at) => el("p", { class: "sf-error" }, error, one.cut.includes(`errors:${at}`) ? [" ", download(one.step, `errors:${at}`, "Download the full error")] : null)),
     one.text ? whole(one, "text", folded("answer", one.text, true)) : null,
     one.tool_calls.map((call, at) => tool(one, call, at)), again);
@@ -303,5 +323,11 @@ fill(content, head, text, steps);
 await load();
 follow([`run:${id}`, `text:${id}`, "fleet"], (topic, data) => {
   if (topic.startsWith("text:")) written(data);
-  else if (topic !== "fleet" || children.some((one) => !isOver(one))) load();
+  else if (topic !== "fleet" || isOfFleet(data)) load();
 });
+
+/** Whether the page shows what changes without this run: runs beside it, and a pause of the fleet. */
+function isOfFleet({ paused }) {
+  if (!found || isOver(found.run)) return children.some((one) => !isOver(one));
+  return paused !== found.fleet_paused || Object.keys(found.before).length > 0 || children.some((one) => !isOver(one));
+}
