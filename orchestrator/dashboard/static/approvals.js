@@ -86,6 +86,11 @@ function more(hidden, isAll) {
   return hidden > 0 || !isAll ? el("div", { class: "sf-buttons" }, el("span", { class: "sf-muted" }, text), button("Show more", show)) : null;
 }
 
+function empty(isAll) {
+  if (!isAll) return `None of this filter is among the ${count(pages * PAGE)} that have waited longest. Press "Show more" to look at later ones.`;
+  return isFiltered ? "No call of this filter waits for a person." : "Nothing waits for a person.";
+}
+
 function draw({ found, isAll, total }) {
   const text = JSON.stringify([found, isAll, total, rows]);
   if (text === drawn) return; // arguments that somebody reads stay open
@@ -95,10 +100,10 @@ function draw({ found, isAll, total }) {
   renew(list,
     facts([
       ["Waiting in the fleet", count(total)],
-      ["Of this filter", isFiltered ? `${isAll ? "" : "at least "}${count(found.length)}` : null],
+      ["Of this filter", isFiltered && found.length ? `${isAll ? "" : "at least "}${count(found.length)}` : null],
       ["Looked at", isAll ? null : `the ${count(pages * PAGE)} that have waited longest`],
     ]),
-    table("Calls that wait for a person", columns, groups.slice(0, rows).map((same) => row(same, isAll)), isFiltered ? "No call of this filter waits for a person." : "Nothing waits for a person.", { stacks: true }),
+    table("Calls that wait for a person", columns, groups.slice(0, rows).map((same) => row(same, isAll)), empty(isAll), { stacks: true }),
     more(groups.length - rows, isAll));
 }
 

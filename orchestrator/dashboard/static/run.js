@@ -111,7 +111,7 @@ const withBelow = (run) => (run.cost_usd === null ? null : run.cost_usd + run.be
 /** The runs that calls of this one have started. */
 const below = () => table("Runs below", ["Run below", "Agent", "Status", { name: "Steps", right: true }, { name: "Cost with runs below", right: true }], children.map((one) => [
   runLink(one.run_id), one.agent, [badge(one.status), " ", one.stop_reason && one.stop_reason !== one.status ? one.stop_reason.replaceAll("_", " ") : null], count(one.steps), usd(withBelow(one)),
-]));
+]), "", { stacks: true });
 
 /** The runs that have to end before this one begins, up to those that the API names. */
 function before() {

@@ -211,6 +211,13 @@ def test_a_page_that_has_not_read_all_says_so_and_its_filter_holds_for_decisions
     expect(page.locator("#toast-container")).to_contain_text("12 decided")
     expect(page.locator("#content")).to_contain_text("No call of this filter waits")
     assert [one.run_id for one in fleet.approvals.all()] == [other]
+    fleet.submit_batch([{"input": "refund"}] * 10, agent=CLERK)
+    last = fleet.submit_batch([{"input": "ask"}], agent=CLERK)
+    wait_until(lambda: len(list(fleet.approvals.all())) == 12, within=LONG / 1000, what="calls")
+    page = visitor.open(f"/approvals?batch={last.id}")
+    expect(row).to_contain_text("None of this filter is among the")
+    page.get_by_role("button", name="Show more").click()
+    expect(row).to_contain_text("which?")
     assert visitor.complaints == []
     done, begun = site.api("/audit")[1]["entries"]
     assert done["target"] == begun["target"]
