@@ -118,7 +118,7 @@ function showFailures(found) {
   const gone = found.read < READ ? found.not_completed - found.read : 0;
   const isWhole = gone > 0 || found.read >= found.not_completed;
   const rows = found.groups.map((one) => group(one, isWhole));
-  const said = gone > 0 ? `Of ${many(found.not_completed)}, ${count(gone)} ${gone === 1 ? "is" : "are"} not there any more: purged, or past retention. Those cannot be retried.` : `The first ${count(found.read)} of ${many(found.not_completed)} were read.`;
+  const said = gone > 0 ? `Of ${many(found.not_completed)}, ${count(gone)} ${gone === 1 ? "is" : "are"} not there any more: purged, past retention, or taken up again just now.` : `The first ${count(found.read)} of ${many(found.not_completed)} were read.`;
   const rest = gone > 0 || !isWhole ? el("p", { class: "sf-muted" }, said) : null;
   const more = found.ungrouped ? el("p", { class: "sf-muted" }, `${many(found.ungrouped)} more have other causes.`) : null;
   return renew(failures, el("h2", { class: "h5", id: "failures" }, "Why runs did not complete"),
