@@ -212,6 +212,7 @@ def test_a_page_that_has_not_read_all_says_so_and_its_filter_holds_for_decisions
     expect(page.locator("#content")).to_contain_text("No call of this filter waits")
     assert [one.run_id for one in fleet.approvals.all()] == [other]
     fleet.submit_batch([{"input": "refund"}] * 10, agent=CLERK)
+    wait_until(lambda: len(list(fleet.approvals.all())) == 11, within=LONG / 1000, what="calls")
     last = fleet.submit_batch([{"input": "ask"}], agent=CLERK)
     wait_until(lambda: len(list(fleet.approvals.all())) == 12, within=LONG / 1000, what="calls")
     page = visitor.open(f"/approvals?batch={last.id}")
