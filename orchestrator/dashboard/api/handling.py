@@ -23,10 +23,10 @@ from stepfleet.orchestrator.dashboard.api.recent import Recent
 from stepfleet.orchestrator.dashboard.api.records import Problem
 from stepfleet.orchestrator.dashboard.api.work import Work
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
+from stepfleet.orchestrator.records.calls.answers import AskCount
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.checks import Check
-from stepfleet.orchestrator.store.fleet.people import BatchAsks
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +67,7 @@ class Site:
     work: Work = field(default_factory=Work)
     servers: Recent[tuple[Check, ...]] = field(default_factory=lambda: Recent(SERVERS_SECONDS))
     failures: Recent[Failures] = field(default_factory=lambda: Recent(FAILURES_SECONDS, 20))
-    asks: Recent[BatchAsks] = field(default_factory=lambda: Recent(ASKS_SECONDS, 20))
+    asks: Recent[AskCount] = field(default_factory=lambda: Recent(ASKS_SECONDS, 20))
 
     @classmethod
     def of(cls, settings: Settings, *, content: bool | None = None, is_local: bool = False) -> Self:

@@ -16,6 +16,7 @@ from stepfleet.orchestrator.dashboard.api.records import (
 )
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.records.batch import BatchPage
+from stepfleet.orchestrator.records.calls.answers import AskCount
 from stepfleet.orchestrator.records.ledger import Costs
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -23,7 +24,7 @@ from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.checks import Check, fail, stopping, versions
 from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet, server_checks
 from stepfleet.orchestrator.store.fleet.overview import is_paused, workers
-from stepfleet.orchestrator.store.fleet.people import BatchAsks, asks_of_batch
+from stepfleet.orchestrator.store.fleet.people import asks_of
 
 MOST = 500
 _LIMIT = whole("how many", 1, MOST)
@@ -101,12 +102,12 @@ class OneBatch(ReadHandler):
             progress=progress,
             failures=await batch.failures(limit=most) if bad else None,
             waits=await batch.limit_waits() if progress.open else (),
-            asks=await self._asks(batch.id) if progress.open else BatchAsks(),
+            asks=await self._asks(batch.id) if progress.open else AskCount(),
         )
 
-    async def _asks(self, batch_id: str) -> BatchAsks:
+    async def _asks(self, batch_id: str) -> AskCount:
         store = (await self.site.fleet._session.open()).store  # noqa: SLF001 - no part of the public client
-        return await self.site.asks.get(batch_id, partial(asks_of_batch, store, batch_id))
+        return await self.site.asks.get(batch_id, partial(asks_of(store).count_of_batch, batch_id))
 
 
 class FleetState(ReadHandler):

@@ -7,12 +7,11 @@ from pydantic import Field
 from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import BatchProgress
-from stepfleet.orchestrator.records.calls.answers import Ask
+from stepfleet.orchestrator.records.calls.answers import Ask, AskCount
 from stepfleet.orchestrator.store.admission.limit_use import LimitUse
 from stepfleet.orchestrator.store.admission.lines import LimitWaits
 from stepfleet.orchestrator.store.fleet.checks import Check
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen
-from stepfleet.orchestrator.store.fleet.people import BatchAsks
 
 
 class Problem(Record):
@@ -32,7 +31,7 @@ class BatchReport(Record):
     progress: BatchProgress
     failures: Failures | None = None
     waits: tuple[LimitWaits, ...] = ()
-    asks: BatchAsks = BatchAsks()
+    asks: AskCount = AskCount()
 
 
 class SubmissionResult(Record):

@@ -72,11 +72,11 @@ function showHeld(one) {
   renew(held, notes);
 }
 
-/** Calls of the batch that wait for people; unless it `isAll`, more wait than were looked at. */
-function showAsks({ count: found, is_all: isAll }) {
-  const number = isAll ? counted(found, "call") : found ? `${count(found)} or more calls` : "Perhaps calls";
+/** Calls of the batch that wait for people; `more` may wait than were looked at. */
+function showAsks({ count: found, more }) {
+  const number = !more ? counted(found, "call") : found ? `${count(found)} or more calls` : "Perhaps calls";
   const link = el("a", { href: page(`/approvals?${new URLSearchParams({ batch: id })}`) }, number);
-  renew(asks, found || !isAll ? el("p", { class: "alert alert-secondary" }, link, ` of this batch ${isAll && found === 1 ? "waits" : "wait"} for a person.`) : null);
+  renew(asks, found || more ? el("p", { class: "alert alert-secondary" }, link, ` of this batch ${!more && found === 1 ? "waits" : "wait"} for a person.`) : null);
 }
 
 function showButtons(one) {

@@ -19,11 +19,10 @@ from stepfleet.orchestrator import (
     ask_person,
     tool,
 )
-from stepfleet.orchestrator.store.fleet import people
 from stepfleet.orchestrator.store.fleet.checks import Check
 from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet
 from stepfleet.orchestrator.store.fleet.figures import fleet_figures
-from stepfleet.orchestrator.store.fleet.people import BatchAsks, asks_of, asks_of_batch
+from stepfleet.orchestrator.store.fleet.people import asks_of
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.definition import ToolOptions
 
@@ -66,27 +65,6 @@ async def test_a_call_waits_until_the_earlier_of_its_own_and_the_runs_time(
     (again,) = await fleet.approvals.of_run(run_id)
     assert again.until is not None
     assert ask.until <= again.until < ask.until + timedelta(seconds=30)
-
-
-async def test_the_calls_of_a_batch_are_counted_up_to_a_bound(
-    fleet: AsyncFleet, redis_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those of other runs, and of cancelled ones, do not count."""
-    agent = clerk(asks(10), say("done"))
-    batch = await fleet.submit_batch([{"input": "pay"}] * 3, agent)
-    other = await fleet.submit(agent, "pay")
-    runs = [one.run_id for one in (await fleet.runs.page()).runs]
-    async with worked_on(redis_url, agent, *runs):
-        await waiting(fleet, 4)
-    store = (await fleet._session.open()).store
-    assert await asks_of_batch(store, batch.id) == BatchAsks(count=3)
-    assert await asks_of_batch(store, other) == BatchAsks()
-    await fleet.runs.cancel(next(one for one in runs if one != other))
-    assert await asks_of_batch(store, batch.id) == BatchAsks(count=2)
-    monkeypatch.setattr(people, "_COUNTED", 1)
-    assert await asks_of_batch(store, batch.id) == BatchAsks(count=1, is_all=False)
-    monkeypatch.setattr(people, "_LOOKED", 0)
-    assert await asks_of_batch(store, batch.id) == BatchAsks(is_all=False)
 
 
 async def test_metrics_and_doctor_count_what_waits(fleet: AsyncFleet, redis_url: str) -> None:
