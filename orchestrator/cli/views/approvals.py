@@ -147,7 +147,7 @@ def _words(decided: Decided, choice: Choice) -> str:
     calls = "1 call" if decided.applied == 1 else f"{count(decided.applied)} calls"
     text = f"{calls} {word}"
     if decided.late:
-        text += f"; {count(decided.late)} had been decided, or had gone on"
+        text += f"; {count(decided.late)} had been decided, or waited no longer"
     if decided.first:
         was = "approved" if decided.first.approved else "denied"
         text += f" ({was} by {shown(decided.first.by, 60) or 'the time limit'})"
