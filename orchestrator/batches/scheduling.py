@@ -160,8 +160,11 @@ class Scheduling:
             why = error.message if isinstance(error, AgentException) else str(error)
             if state.error != why:
                 log.warning("schedule %r could not be submitted: %s", schedule.name, why)
-            # It comes again at the next look.
-            failed = {"error": why[:1000], "tries": state.tries + 1}
+            failed: dict[str, Any] = {"error": why[:1000], "tries": state.tries + 1}
+            if await self._batches.find(batch_id) is None:
+                # It comes again, unless a newer one takes its place; those before are counted.
+                before = tick - timedelta(seconds=1)
+                failed |= {"begun": None, "last_tick": max(before, state.last_tick or before)}
             return state.model_copy(update=failed), why
         log.info("schedule %r: the tick of %s is batch %s", schedule.name, tick, batch_id)
         submitted = {

@@ -398,3 +398,28 @@ async def test_a_look_from_before_a_resume_does_not_put_the_schedule_off(
     assert not view.schedule.paused
     assert view.next_tick is not None
     assert view.next_tick - await store.now() < timedelta(minutes=2)
+
+
+async def test_a_tick_of_which_nothing_could_be_submitted_gives_way_to_a_newer_one(
+    fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its batch was never there, so that nothing of it is to be completed."""
+    await fleet.schedules.add("s", LINES, AGENT, cron="0 * * * *")
+    store, worker = await opened(fleet)
+    await make_due(store, "s", 1)
+
+    async def unreadable(*_: object) -> str:
+        return "no agent"
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedules, "agent", unreadable)
+        await worker.look("s")
+    state = (await store.get("s")).state
+    assert (state.begun, state.tries) == (None, 1)
+    later = await store.now() + timedelta(hours=1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Schedules, "now", lambda _: value(later))
+        await worker.look("s")
+    assert len(await fleet.batches.newest(5)) == 1
+    state = (await store.get("s")).state
+    assert (state.submitted, state.skipped, state.error) == (1, 1, None)
