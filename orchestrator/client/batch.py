@@ -20,7 +20,7 @@ from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.follow_ups import ThenOptions, registered
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.client.submission.inputs import BatchOptions, batch_order
-from stepfleet.orchestrator.client.watching.late import told_when_late
+from stepfleet.orchestrator.client.watching.late import explained_when_late
 from stepfleet.orchestrator.client.watching.people import people_of_batch
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchPage, BatchProgress, Manifest
@@ -203,7 +203,7 @@ class AsyncBatch:
         on.
         """
         tick = (await self._session.open()).quiet_of_batch(self.id).tick
-        async with told_when_late(f"batch {self.id}", timeout, self._waits):
+        async with explained_when_late(f"batch {self.id}", timeout, self._waits):
             pause = Pause(tick)
             done = -1
             while True:

@@ -22,7 +22,7 @@ from stepfleet.orchestrator.client.rendering import (
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.client.watching.conditions import RunConditions, run_filter
 from stepfleet.orchestrator.client.watching.follow import Steps
-from stepfleet.orchestrator.client.watching.late import begins_after, told_when_late
+from stepfleet.orchestrator.client.watching.late import begins_after, explained_when_late
 from stepfleet.orchestrator.client.watching.watch import cancel_is_left
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
@@ -202,7 +202,7 @@ class AsyncFleetRuns:
         """
         client = await self._session.open()
         await client.runs.get(run_id)
-        async with told_when_late(f"run {run_id}", timeout, partial(self._waits, run_id)):
+        async with explained_when_late(f"run {run_id}", timeout, partial(self._waits, run_id)):
             await client.watch.ended(run_id)
             return await self.result(run_id)
 

@@ -122,14 +122,14 @@ class _Asking:
         )
         self.crew.needed.set()
         run_id = run_id_of(batch.id, 0)
-        telling = asyncio.create_task(_tell_what_waits(fleet, run_id))
+        notes = asyncio.create_task(_print_waiting_calls(fleet, run_id))
         try:
             if self._streams:
                 await self._print_text(fleet, run_id)
             return await fleet.runs.wait(run_id)
         finally:
-            telling.cancel()
-            await asyncio.wait([telling])
+            notes.cancel()
+            await asyncio.wait([notes])
 
     async def _settle(self, fleet: AsyncFleet) -> None:
         """Keep other batches out of our workers; without such, see that there are others."""
@@ -175,9 +175,9 @@ class _Asking:
             await (await fleet.batches.get(self.note.batch_id)).cancel()
 
 
-async def _tell_what_waits(fleet: AsyncFleet, run_id: str) -> None:
+async def _print_waiting_calls(fleet: AsyncFleet, run_id: str) -> None:
     """Print each call of the run, and of the runs below it, that waits for a person."""
-    told: set[str] = set()
+    printed: set[str] = set()
     while True:
         await asyncio.sleep(_LOOK)
         with contextlib.suppress(AgentException):  # whoever waits for the run reports it
@@ -185,9 +185,9 @@ async def _tell_what_waits(fleet: AsyncFleet, run_id: str) -> None:
             asks = (*await fleet.approvals.of_run(run_id), *below)
             places = places_of(asks)
             for ask in asks:
-                if ask.key not in told:
+                if ask.key not in printed:
                     notice(call_and_commands(ask, places[ask.key]))
-            told = {ask.key for ask in asks}
+            printed = {ask.key for ask in asks}
 
 
 def print_answer(result: AgentRunResult, *, json: bool, shown_before: str = "") -> int:

@@ -72,11 +72,11 @@ class Rows:
         for row in texts:
             if keys:
                 yield Text(", ").join(row[at] for at in keys if row[at].plain)
-            told = [at for at in others if row[at].plain]
-            facts = [at for at in told if not self.columns[at].long]
+            filled = [at for at in others if row[at].plain]
+            facts = [at for at in filled if not self.columns[at].long]
             pairs = (_labelled(self.columns[at].name, row[at]) for at in facts)
             yield _indented(Text(", ").join(pairs))
-            for at in told:
+            for at in filled:
                 if self.columns[at].long:
                     yield _indented(_labelled(self.columns[at].name, row[at]))
 

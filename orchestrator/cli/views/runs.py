@@ -40,8 +40,8 @@ from stepfleet.orchestrator.store.model_calls.circuits import ServiceOutage
 from stepfleet.orchestrator.store.records.codec import load_outage
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
-_ASKED = 10
-"""Runs before a run that are asked for calls that wait for people."""
+_READ = 10
+"""Runs before a run whose calls that wait for people are read."""
 Found = tuple[StoredRun, tuple[AwaitedTool, ...]]
 
 
@@ -140,10 +140,10 @@ async def _waits(run: StoredRun, fleet: AsyncFleet) -> tuple[str, Iterable[str]]
 async def _asks_of(runs: Iterable[str], fleet: AsyncFleet) -> list[Ask]:
     """Return the calls of the first runs, and of those below them, that wait for people."""
     found: list[Ask] = []
-    for run_id in islice(runs, _ASKED):
+    for run_id in islice(runs, _READ):
         found += await fleet.approvals.of_run(run_id)
         with contextlib.suppress(ConfigurationError):  # it is still to be created
-            found += await asks_below(await fleet.runs.tree(run_id, limit=_ASKED), fleet.approvals)
+            found += await asks_below(await fleet.runs.tree(run_id, limit=_READ), fleet.approvals)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Why a run has no call that a decision fits: it was made, is of another kind, or nobody is asked.
+"""Why a run has no call that a decision fits: it was made, or is of another kind, or none waits.
 
 Pure.
 """
@@ -37,11 +37,11 @@ def why_undecided(
     if made:
         done = "; ".join(f"call {at} was {_cut(one)}" for at, one in list(made.items())[:_CALLS])
         return f"run {run_id} waits for no other decision: {done}"
-    return _asks_nobody(run)
+    return _waits_for_no_person(run)
 
 
-def _asks_nobody(run: StoredRun) -> str:
-    """Return what a run waits for of whom no person is asked."""
+def _waits_for_no_person(run: StoredRun) -> str:
+    """Return what a run waits for that waits for no person."""
     explain = f"stepfleet explain {run.run_id}"
     if "after" in run.header and run.header["step"] == "0":
         return f"run {run.run_id} has not begun, it waits for other runs: {explain}"

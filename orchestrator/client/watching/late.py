@@ -14,7 +14,7 @@ _NAMED = 10
 
 
 @asynccontextmanager
-async def told_when_late(
+async def explained_when_late(
     about: str, seconds: float | None, why: Callable[[], Awaitable[str]]
 ) -> AsyncGenerator[None, None]:
     """Raise `TimeoutError` after `seconds` that says what `why` does, which has a second for it."""
