@@ -70,7 +70,7 @@ class Links:
         if not reach:
             return Owed(calls, seen=seen)
         found = await self._awaited(key, waiting or "", step)
-        runs = tuple(orphans.split()) if orphans else tuple(found.values())
+        runs = tuple(orphans.split()[1:]) if orphans else tuple(found.values())
         return Owed(calls, Want(reach), runs, seen)
 
     async def awaited(self, run_id: str) -> tuple[str, ...]:
@@ -81,14 +81,17 @@ class Links:
 
     async def begun(self, run_id: str) -> frozenset[str]:
         """Return the runs among these that a worker may be starting at this moment."""
-        key = self._keys.run(run_id)
-        waiting, step = await self._connection.execute("HMGET", key, "waiting", "step")
+        key, now = self._keys.run(run_id), milliseconds(await self._connection.now())
+        names = ("waiting", "step", "orphans")
+        waiting, step, orphans = await self._connection.execute("HMGET", key, *names)
+        if orphans:
+            till, *runs = orphans.split()
+            return frozenset(runs if int(till) > now else ())
         found = await self._awaited(key, waiting or "", step)
         if not found:
             return frozenset()
-        names = [f"{part}:{index}" for index in found for part in "ol"]
-        values = await self._connection.execute("HMGET", f"{key}:journal", *names)
-        now = milliseconds(await self._connection.now())
+        parts = [f"{part}:{index}" for index in found for part in "ol"]
+        values = await self._connection.execute("HMGET", f"{key}:journal", *parts)
         pairs = zip(found.values(), values[::2], values[1::2], strict=True)
         return frozenset(run for run, owner, till in pairs if owner and float(till or 0) > now)
 

@@ -1,6 +1,7 @@
 """Removes ended runs before their retention is over: page by page, and from a full Redis too."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 
@@ -12,8 +13,8 @@ from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.records.codec import milliseconds
 
 PAGE = 500
-LOOKS, LOOK_SECONDS = 10, 0.2
-"""How often, and how soon, runs are looked at again that owe their end to others."""
+PATIENCE, LOOK_SECONDS = 2.0, 0.2
+"""For how long, and how often, runs are looked at again that owe their end to others."""
 _RUN = "run:"
 
 
@@ -55,12 +56,14 @@ class Purging:
             removed, left = await self._page(page, conditions)
             done, owing = done + removed, owing + left
             yield done
-        for _ in range(LOOKS):
-            if not owing:
-                break
+        ends = time.monotonic() + PATIENCE
+        while owing and time.monotonic() < ends:
             await asyncio.sleep(LOOK_SECONDS)
-            removed, owing = await self._page(owing, conditions)
-            done += removed
+            pages = [owing[at : at + PAGE] for at in range(0, len(owing), PAGE)]
+            owing = []
+            for page in pages:
+                removed, left = await self._page(page, conditions)
+                done, owing = done + removed, owing + left
             yield done
         if what.is_whole_batch and what.batch_id and not owing:
             await self._forget(what.batch_id)

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 from support.deadlines import until
-from support.runs.heavy_calls import HEAVY, ONE, journal, messages, render
+from support.runs.heavy_calls import HEAVY, ONE, journal, messages, render, rescued
 from support.runs.linked_calls import ASK, MELT, RESEARCH, ask, melt, research, retry, start
 from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands
 from support.runs.stored_runs import Bench, answered, bench, failed, plain_agent
 
-from stepfleet.orchestrator import AsyncFleet
+from stepfleet.orchestrator import AsyncFleet, Message
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refused, StepHint
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
@@ -20,6 +20,7 @@ from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.links import Links
 from stepfleet.orchestrator.store.runs.purge import Purge, Purging
+from stepfleet.orchestrator.store.runs.submission import NewRun
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.runtime.waiting.child_runs import ChildRuns
@@ -184,6 +185,39 @@ async def test_a_cancel_waits_for_a_run_below_that_is_just_being_started(opened:
         assert await desk.due(run_id) is None
 
 
+async def test_the_end_of_a_callers_time_waits_for_a_run_below_that_is_just_being_started(
+    opened: Opened,
+) -> None:
+    """MULTI-07: its step is logged, and so its journal gone."""
+    async with opened(*RESEARCH, **CALLS) as (desk, hands, run_id):
+        await hands.step(run_id, 0)
+        await taken(desk, run_id)
+        await patience_ends(desk, run_id)
+        ports = hands.ports()
+        with ports.pacing:
+            await run_step(
+                StepHint(run_id, 0), replace(ports, stop_run=linked(desk).stop), hands.leases
+            )
+        await desk.control.cancel_unread(run_id, "no more")
+        if await status(desk, run_id) == "in_progress":
+            pytest.fail("the caller goes on")
+        await linked(desk).settle(run_id)
+        assert (await desk.header(run_id))["reach"] == "cancel"
+        key = f"{desk.opened.keys.run(run_id)}"
+        child = (await desk.opened.connection.execute("HGET", key, "orphans")).split()[1]
+        run = NewRun(
+            run_id=child,
+            agent=desk.agent.name,
+            config=await desk.opened.configs.save(desk.agent.config),
+            messages=(Message.user("look"),),
+            max_steps=desk.agent.config.max_steps,
+            parent=run_id,
+        )
+        assert await desk.submission.create(run)
+        await linked(desk).settle(run_id)
+        assert await status(desk, child) == "cancelled"
+
+
 async def test_a_run_that_is_started_for_a_caller_which_has_gone_on_ends(opened: Opened) -> None:
     """MULTI-07"""
     async with opened(*RESEARCH, **CALLS) as (desk, hands, run_id):
@@ -238,14 +272,21 @@ async def test_a_purge_waits_until_runs_that_owe_their_end_may_go(opened: Opened
 async def test_a_tool_call_of_a_queue_is_not_taken_while_the_fleet_is_paused(
     opened: Opened, fleet: AsyncFleet
 ) -> None:
-    async with opened(*ONE, tools=(render,)) as (_, hands, run_id):
+    async with opened(*ONE, tools=(render,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         await fleet.pause()
         report = await hands.call(run_id, 0, 0)
         assert report.refusal is not None
         assert report.refusal.why is Refused.PAUSED
         await fleet.resume()
+        await messages_are_gone(desk)
+        assert await rescued(desk) == 1
+        assert len(await messages(desk)) == 1
         assert (await hands.call(run_id, 0, 0)).applied
+
+
+async def messages_are_gone(desk: Bench) -> None:
+    await desk.opened.connection.execute("DEL", HEAVY)
 
 
 async def test_a_cancel_reaches_runs_below_while_the_fleet_is_paused(

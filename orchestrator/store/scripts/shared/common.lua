@@ -322,13 +322,16 @@ local function wait_for(outage, now)
   end
 end
 
--- The runs that the open step waits for, as a list with blanks; '' for none. Those that have answered are not among them.
+-- The runs that the open step waits for, '<till> <run> ...'; '' for none. Those that have answered are not among them. Until
+-- that time (ms) a worker may be starting one of them.
 local function runs_waited_for(waiting, step)
-  local found = {}
+  local found, till = {}, 0
   for index in string.gmatch(string.match(waiting or '', '^' .. step .. '( .*)$') or '', ' (%d+):@run:') do
-    found[#found + 1] = redis.call('HGET', journal_key, 'k:' .. index) or nil
+    local key, owner, lease = unpack(redis.call('HMGET', journal_key, 'k:' .. index, 'o:' .. index, 'l:' .. index))
+    if key then found[#found + 1] = key end
+    if owner and owner ~= '' then till = math.max(till, number(lease)) end
   end
-  return table.concat(found, ' ')
+  return #found > 0 and digits(till) .. ' ' .. table.concat(found, ' ') or ''
 end
 
 -- Nobody is to decide any more about calls that the step waited for.

@@ -20,7 +20,15 @@ if h[3] ~= '' or number(h[6]) == 0 or j[4] or not j[5] or not has_call(calls, in
 local now, found = now_ms(), ''
 if j[1] ~= ARGV[4] then
   local word = flag_of(h[5], h[7])
-  if word == 'cancel' or word == 'pause' or redis.call('HEXISTS', flags_key, 'fleet') == 1 then return { 'paused' } end
+  if word == 'cancel' or word == 'pause' then return { 'paused' } end
+  if redis.call('HEXISTS', flags_key, 'fleet') == 1 then
+    -- Its message is gone: it is dispatched again as soon as the fleet goes on.
+    if not j[1] or j[1] == '' then
+      redis.call('HSET', journal_key, 'n:' .. index, digits(now))
+      arm(calls, number(h[6]))
+    end
+    return { 'paused' }
+  end
   if redis.call('HEXISTS', log_key, 'by:' .. ARGV[4]) == 1 then return { 'stale', step } end
   if j[1] and j[1] ~= '' then
     if number(j[2]) > now then return { 'leased', number(j[2]) - now } end
