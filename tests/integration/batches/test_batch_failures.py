@@ -212,3 +212,28 @@ async def test_the_command_line_groups_and_retries_just_these(
         "retry", "--batch", batch.id, "--where", "color=red", code=2
     )
     assert "for a batch" in await said("retry", "q0", "--where", "tool=a", code=2)
+
+
+async def test_a_retry_takes_the_costs_of_failed_steps_back_from_who_pays_for_them(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """COST-14: the step is paid once it is done again, by its tenant and batch."""
+    agent = plain_agent(error_policy=ErrorPolicy.stop_on_any_error())
+    lines = [{"id": f"q{row}", "input": "hi", "tenant": "acme"} for row in range(3)]
+    batch = await fleet.submit_batch(lines, agent)
+    for run_id in batch.run_ids():
+        claim = await desk.claim(run_id)
+        await desk.commit(claim, called(claim, error=True))
+
+    async def calls() -> dict[tuple[str, str], int]:
+        found = await fleet.costs(by=["tenant", "batch"])
+        return {(row.group["tenant"], row.group["batch"]): row.calls for row in found.rows}
+
+    before = await calls()
+    assert before == {("acme", batch.id): 3}
+    assert await batch.retry() == 3
+    assert {one: count for one, count in (await calls()).items() if count} == {}
+    for run_id in batch.run_ids():
+        claim = await desk.claim(run_id)
+        await desk.commit(claim, answered(claim))
+    assert await calls() == before

@@ -265,6 +265,25 @@ async def test_a_run_waits_for_a_line_that_is_still_to_be_created(
     assert await look(desk, second)
 
 
+async def test_in_an_abandoned_batch_nobody_waits_for_a_removed_run_of_others(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """Its submitter died: lines above may come still, a run of another batch may not."""
+    other = await fleet.submit(AGENT, "A")
+    lines = [{"id": "a", "input": "A"}, {"id": "b", "input": "B", "after": "a"}]
+    batch = await fleet.submit_batch(lines, AGENT, after=other)
+    first, second = batch.run_ids()
+    manifest, connection = desk.opened.keys.manifest(batch.id), desk.opened.connection
+    await connection.execute("HDEL", manifest, "sealed")
+    await connection.execute("HSET", manifest, "submitting", 1)
+    await connection.execute("RENAME", desk.opened.keys.run(other), f"{other}:aside")
+    await look(desk, first)
+    assert (await fleet.runs.result(first)).status is RunStatus.ERROR
+    await connection.execute("RENAME", desk.opened.keys.run(first), f"{first}:aside")
+    assert not await look(desk, second)
+    assert not (await fleet.runs.result(second)).lifecycle.is_terminal
+
+
 @pytest.mark.parametrize(
     ("after", "message"),
     [
