@@ -67,19 +67,11 @@ class LocalToolbox:
         hook: Callable[..., Any] | None = tool.options.status
         if hook is None:
             return CallStatus.UNKNOWN
-        deadline = clock() + timedelta(seconds=DEFAULT_TIMEOUT)
-        known = invocation.with_arguments_of(call).model_copy(update={"deadline": deadline})
+        known = _known(call, invocation, clock)
         try:
-            answer = await run_function(
-                partial(hook, invocation=known),
-                known,
-                blocking=not is_async(hook),
-                limiter=self._threads,
-                timeout=DEFAULT_TIMEOUT,
-            )
+            answer = await self._run(partial(hook, invocation=known), hook, known)
         except Exception as error:  # noqa: BLE001 - hooks may raise anything
-            what = f"the status hook of tool {call.name!r}"
-            log_failure(what, redact(repr(error)), traceback_of(error) or "", error)
+            _log(f"the status hook of tool {call.name!r}", error)
             return CallStatus.UNKNOWN
         if answer is None:
             return CallStatus.UNKNOWN
@@ -97,22 +89,24 @@ class LocalToolbox:
     ) -> bool:
         """Ask the tool's rule whether a call waits for a person; where it fails, it does."""
         rule: Any = tool.options.approval
-        deadline = clock() + timedelta(seconds=DEFAULT_TIMEOUT)
-        known = invocation.with_arguments_of(call).model_copy(update={"deadline": deadline})
+        known = _known(call, invocation, clock)
         try:
-            return bool(
-                await run_function(
-                    partial(rule, known),
-                    known,
-                    blocking=not is_async(rule),
-                    limiter=self._threads,
-                    timeout=DEFAULT_TIMEOUT,
-                )
-            )
+            return bool(await self._run(partial(rule, known), rule, known))
         except Exception as error:  # noqa: BLE001 - users write rules; none may let a call through
-            what = f"the approval rule of tool {call.name!r}"
-            log_failure(what, redact(repr(error)), traceback_of(error) or "", error)
+            _log(f"the approval rule of tool {call.name!r}", error)
             return True
+
+    async def _run(
+        self, bound: Callable[[], Any], function: Callable[..., Any], known: ToolInvocation
+    ) -> Any:
+        """Return what a tool's own function answers; a plain one runs in a thread."""
+        return await run_function(
+            bound,
+            known,
+            blocking=not is_async(function),
+            limiter=self._threads,
+            timeout=DEFAULT_TIMEOUT,
+        )
 
     async def _recalled(
         self, call: ToolCall, invocation: ToolInvocation, answer: Any, clock: Callable[[], datetime]
@@ -159,3 +153,15 @@ class LocalToolbox:
     def text(self, record: ToolCallRecord) -> str:
         """Return what the model reads of a record."""
         return result_text(record)
+
+
+def _known(
+    call: ToolCall, invocation: ToolInvocation, clock: Callable[[], datetime]
+) -> ToolInvocation:
+    """Return the invocation with the call's arguments, and the time that is left."""
+    deadline = clock() + timedelta(seconds=DEFAULT_TIMEOUT)
+    return invocation.with_arguments_of(call).model_copy(update={"deadline": deadline})
+
+
+def _log(what: str, error: Exception) -> None:
+    log_failure(what, redact(repr(error)), traceback_of(error) or "", error)

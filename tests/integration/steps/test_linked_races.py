@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 from support.deadlines import until
-from support.runs.heavy_calls import HEAVY, ONE, journal, messages, render, rescued
+from support.runs.heavy_calls import HEAVY, ONE, journal, messages, render, rescued, rescuer_of
 from support.runs.linked_calls import ASK, MELT, RESEARCH, ask, melt, research, retry, start
 from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands
@@ -22,7 +22,6 @@ from stepfleet.orchestrator.store.runs.links import Links
 from stepfleet.orchestrator.store.runs.purge import Purge, Purging
 from stepfleet.orchestrator.store.runs.submission import NewRun
 from stepfleet.worker.leases.lease import Lease
-from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.runtime.waiting.child_runs import ChildRuns
 from stepfleet.worker.runtime.waiting.links import LinkedRuns
 from stepfleet.worker.step import run_step
@@ -316,16 +315,7 @@ async def test_what_a_run_owes_needs_no_slot(opened: Opened) -> None:
 
 async def settled_by_the_rescuer(desk: Bench, run_id: str) -> None:
     """Have a rescuer look, and wait until nothing is owed."""
-    opened = desk.opened
-    rescuer = Rescuer(
-        opened.connection,
-        opened.keys,
-        opened.dispatch,
-        grace=60,
-        interval=1.0,
-        long_queue=1_000_000,
-        jitter=lambda: 0.5,
-    )
+    rescuer = rescuer_of(desk)
     rescuer.settle = linked(desk).settle
     assert await rescuer.rescue() == 1
 

@@ -75,10 +75,9 @@ async def overdue(desk: Bench, run_id: str) -> None:
     await desk.opened.connection.execute("ZADD", keys.due(keys.shard_of(run_id)), 1, run_id)
 
 
-async def rescued(desk: Bench) -> int:
-    """Return how many hints one look of the rescuer published."""
+def rescuer_of(desk: Bench) -> Rescuer:
     opened = desk.opened
-    return await Rescuer(
+    return Rescuer(
         opened.connection,
         opened.keys,
         opened.dispatch,
@@ -86,7 +85,12 @@ async def rescued(desk: Bench) -> int:
         interval=1.0,
         long_queue=1_000_000,
         jitter=lambda: 0.5,
-    ).rescue()
+    )
+
+
+async def rescued(desk: Bench) -> int:
+    """Return how many hints one look of the rescuer published."""
+    return await rescuer_of(desk).rescue()
 
 
 def crashing_store(desk: Bench, point: str) -> Hands:
