@@ -49,6 +49,10 @@ GROUPS = {
     "DOC": "documentation",
     "QUAL": "code quality",
     "DIST": "distribution",
+    "LANE": "lanes of model calls",
+    "EVAL": "before and after paying",
+    "OPS": "operating a fleet",
+    "FRGN": "agents of other frameworks",
 }
 
 HEAD = """\
