@@ -35,6 +35,7 @@ from stepfleet.orchestrator.continuation import (
     ContinuationCriteria,
     base_criteria,
 )
+from stepfleet.orchestrator.continuation.drivers import WorkAssumed
 from stepfleet.orchestrator.continuation.error_policy import (
     ErrorContextResolver,
     ErrorPolicy,
@@ -213,7 +214,7 @@ def criteria_of(
     """Return the criteria of a run: the base set with the configured limits, then the agent's.
 
     The reasoner's criteria stand before the limits: a run that has answered with its last step
-    has completed.
+    has completed. Without the agent's code it is assumed that work is left.
     """
     return base_criteria(
         max_steps=config.max_steps,
@@ -225,7 +226,7 @@ def criteria_of(
         finish_reasons=config.finish_reasons,
         resolver=agent.failures or resolve if agent else resolve,
         leading=reasoner.criteria() if reasoner else (),
-        extra=agent.criteria if agent else (),
+        extra=agent.criteria if agent else (WorkAssumed(),),
     )
 
 
