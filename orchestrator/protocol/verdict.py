@@ -327,7 +327,7 @@ def _step_result(
     if isinstance(attempt, Failed):
         return StepResult(
             step=claim.number,
-            finish_reason=FinishReason.ERROR,
+            finish_reason=attempt.finish_reason or FinishReason.ERROR,
             type=StepType.ERROR,
             errors=(attempt.error,),
             usage_reported=False,

@@ -60,6 +60,8 @@ class ModelErrorCode(StrEnum):
     """The service is out for the whole fleet: no call was made."""
     MALFORMED_ANSWER = "MALFORMED_ANSWER"
     """The service answered, and the answer cannot be read."""
+    EMPTY_ANSWER = "EMPTY_ANSWER"
+    """The service answered without text and without a call."""
     SETUP = "CONFIG_ERROR"
     """The agent or the worker is not set up for the call."""
     OTHER = "OPENAI_ERROR"
