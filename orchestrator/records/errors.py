@@ -111,6 +111,23 @@ class ErrorInfo(Record):
         return is_permanent(self.type, self.code)
 
 
+ANSWER_REFUSED = "ANSWER_REFUSED"
+"""The code of an answer that its contract does not take. The run goes on: its step did not fail."""
+_LONGEST = 1_000
+
+
+def refused_answer(why: str) -> str:
+    """Return the text of an answer that was refused because of `why`."""
+    return f"answer refused: {well_formed(why)}"[:_LONGEST]
+
+
+def answer_refusal(text: str) -> ErrorInfo:
+    """Return a refused answer as an error, as it explains the end of its run."""
+    return ErrorInfo(
+        type=ErrorType.VALIDATION, code=ANSWER_REFUSED, message=text, retryable=True
+    )
+
+
 class Cause(Record):
     """The common cause of equal errors, or of runs that ended in the same way.
 

@@ -1,6 +1,7 @@
 """The state of a run between two steps. Pure values; `with_...` methods return copies."""
 
 import copy
+import operator
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -92,6 +93,8 @@ class LastStep(Record):
     has_tool_calls: bool
     finish_reason: FinishReason
     text: str | None = None
+    refused: str = Field(default="", exclude_if=operator.not_)
+    """Why its answer was not taken by the answer contract."""
 
     @classmethod
     def of(cls, result: StepResult) -> "LastStep":
@@ -102,6 +105,7 @@ class LastStep(Record):
             has_tool_calls=result.has_tool_calls,
             finish_reason=result.finish_reason,
             text=result.thought,
+            refused=result.refused,
         )
 
 

@@ -122,8 +122,9 @@ class ToolTurn:
         self.ports.crash("after-tools")
         if self.reasoner:
             self._progress = joined(self._progress, await self._read(self.reasoner))
-            if self._progress and self._progress.error and (use := self.response.cache):
-                self.agent.forget_answer(use.key)
+            if (said := self._progress) and (said.error or said.refused):
+                if use := self.response.cache:
+                    self.agent.forget_answer(use.key)
         return Answered(self.lease.span, *self._outcome())
 
     async def _open_calls(self) -> tuple[list[int], tuple[Wait, ...]]:

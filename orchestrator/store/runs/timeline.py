@@ -339,7 +339,7 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
         cached_tokens=result.usage.cached_tokens if result.usage else 0,
         cost_usd=result.cost_usd,
         cached=result.cached,
-        errors=tuple(_cut(error.message) for error in result.errors[:MOST_CALLS]),
+        errors=tuple(_cut(error.message) for error in result.problems[:MOST_CALLS]),
         text=_cut(texts["text"]) if content and "text" in texts else None,
         tool_calls=tuple(
             ToolSummary(
