@@ -107,7 +107,7 @@ class AnswerContract(Reasoner):
         if call.id not in sink.records:
             sink.report_observation(call, NOTED if isinstance(outcome, Continue) else ACCEPTED)
         error = sink.records[call.id].error if isinstance(outcome, Continue) else None
-        progress = _refusal(error, call) if error else progress_of(outcome, state)
+        progress = _refused_call(error, call) if error else progress_of(outcome, state)
         return HandledCalls(_by_index(calls, [sink]), progress)
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
@@ -119,11 +119,8 @@ class AnswerContract(Reasoner):
             return Progress(is_preamble=True) if text else None
         if self._reads_text is not None:
             return self._from_text(text, self._reads_text, state)
-        return Progress(
-            messages=(Message.added(self._reminder, "contract"),),
-            refused=refused_answer(text_in_place(self._schema)),
-            is_preamble=self._schema is not None,
-        )
+        why, has_data = text_in_place(self._schema), self._schema is not None
+        return _refused(why, self._reminder, is_preamble=has_data)
 
     def criteria(self) -> tuple[CanDecideToContinue, ...]:
         """Return the criterion that ends a run once it has answered."""
@@ -133,24 +130,15 @@ class AnswerContract(Reasoner):
         try:
             data = read_data(text, limit=LARGEST)
         except BoundsError as error:
-            problems, is_data = str(error), False
-        else:
-            problems, is_data = problems_of_data(schema, data), True
-        if problems is None:
-            before = state.answer.text if state.answer else None
-            answer = Answer(
-                text=before or text, structured=data, schema_name=schema.name, final=True
-            )
-            return Progress(answer=answer)
-        told = correction(problems)
-        if not self._native:
-            told = mending(problems) if is_data else self._reminder
-            problems = problems if is_data else text_in_place(schema)
-        return Progress(
-            messages=(Message.added(told, "contract"),),
-            refused=refused_answer(problems),
-            is_preamble=True,
-        )
+            if self._native:
+                return _refused(str(error), correction(str(error)))
+            return _refused(text_in_place(schema), self._reminder)
+        if problems := problems_of_data(schema, data):
+            told = correction(problems) if self._native else mending(problems)
+            return _refused(problems, told)
+        before = state.answer.text if state.answer else None
+        answer = Answer(text=before or text, structured=data, schema_name=schema.name, final=True)
+        return Progress(answer=answer)
 
 
 class AnswerContractCheck:
@@ -213,7 +201,16 @@ def progress_of(outcome: Outcome, state: AgentState) -> Progress | None:
     return Progress(answer=answer, step_type=StepType.FINAL_RESPONSE)
 
 
-def _refusal(error: ErrorInfo, call: ToolCall) -> Progress:
+def _refused(why: str, told: str, *, is_preamble: bool = True) -> Progress:
+    """Return the progress of a message that is no answer; the model is `told` so."""
+    return Progress(
+        messages=(Message.added(told, "contract"),),
+        refused=refused_answer(why),
+        is_preamble=is_preamble,
+    )
+
+
+def _refused_call(error: ErrorInfo, call: ToolCall) -> Progress:
     return Progress(refused=refused_answer(error.message.removeprefix(f"{call.name}: ")))
 
 

@@ -368,7 +368,7 @@ def _decision(decision: Decision | None, *, content: bool) -> str | None:
 def _texts(result: StepResult) -> dict[str, str]:
     """Return the texts of a step in full, by their names in `StepSummary.cut`."""
     found = {"text": result.thought} if result.thought else {}
-    for at, error in enumerate(result.errors[:MOST_CALLS]):
+    for at, error in enumerate(result.problems[:MOST_CALLS]):
         found[f"errors:{at}"] = error.message
     for at, call in enumerate(result.tool_calls[:MOST_CALLS]):
         found |= {f"arguments:{at}": _json(call.arguments), f"result:{at}": _json(call.result)}
