@@ -214,7 +214,7 @@ def criteria_of(
     """Return the criteria of a run: the base set with the configured limits, then the agent's.
 
     The reasoner's criteria stand before the limits: a run that has answered with its last step
-    has completed. Without the agent's code it is assumed that work is left.
+    has completed.
     """
     return base_criteria(
         max_steps=config.max_steps,
@@ -226,8 +226,16 @@ def criteria_of(
         finish_reasons=config.finish_reasons,
         resolver=agent.failures or resolve if agent else resolve,
         leading=reasoner.criteria() if reasoner else (),
-        extra=agent.criteria if agent else (WorkAssumed(),),
+        extra=agent.criteria if agent else (),
     )
+
+
+def criteria_without_code(config: AgentConfig) -> ContinuationCriteria:
+    """Return a run's criteria where the agent's code is not at hand.
+
+    Its drivers are not known, so that limits hold as if work were left.
+    """
+    return ContinuationCriteria(criteria_of(config), WorkAssumed())
 
 
 def _registry(agent: str, tools: Any, others: Sequence[Any]) -> ToolRegistry:

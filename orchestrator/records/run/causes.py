@@ -123,7 +123,8 @@ class FailedRun(Record):
     """A run that ended without completing, as failures are counted and selected.
 
     `text` is the error that explains its end, else the text of the end itself. `step` is that of
-    the error, or the last one. `limits` are the limits that stopped it, with twice their values.
+    the error, or the last one. `limits` are the limits that stopped it, with twice their values, or
+    twice what was used: a retry has to raise them.
     """
 
     run_id: str

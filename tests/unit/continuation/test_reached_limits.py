@@ -23,7 +23,7 @@ from stepfleet.orchestrator import (
     UsageStats,
     when,
 )
-from stepfleet.orchestrator.agents.agent import criteria_of, reasoner_of
+from stepfleet.orchestrator.agents.agent import criteria_of, criteria_without_code, reasoner_of
 from stepfleet.orchestrator.continuation import (
     CumulativeExecutionTimeLimit,
     ExecutionTimeLimit,
@@ -171,4 +171,4 @@ def test_without_the_agents_code_a_limit_holds_as_if_work_were_left() -> None:
     """CONT-33: only the code knows whether more work was requested."""
     agent = Agent("clerk", model="openai:tiny", max_steps=1)
     assert criteria_of(agent.config, agent).evaluate(a_state(1)).stop_reason == "completed"
-    assert criteria_of(agent.config).evaluate(a_state(1)).stop_reason == "steps_limit"
+    assert criteria_without_code(agent.config).evaluate(a_state(1)).stop_reason == "steps_limit"
