@@ -120,9 +120,7 @@ def _is_reached(evaluation: ContinuationEvaluation) -> bool:
     return evaluation.decision is FORBID and evaluation.stop_reason is not StopReason.ERROR
 
 
-def _with_idle(
-    outcome: ContinuationOutcome, reached: dict[int, Limit]
-) -> ContinuationOutcome:
+def _with_idle(outcome: ContinuationOutcome, reached: dict[int, Limit]) -> ContinuationOutcome:
     """Return a completed run's outcome, in which limits say that they prevented nothing."""
     evaluations = tuple(
         limit.idle(one) if (limit := reached.get(at)) else one

@@ -1,4 +1,4 @@
-"""Decides whether a model call is not made: limits, a cancel or poison forbid it, or none is due."""
+"""Decides whether no model call is made: limits, a cancel or poison forbid it, or none is due."""
 
 from stepfleet.orchestrator.continuation import ContinuationCriteria, StopRequested
 from stepfleet.orchestrator.continuation.collection import outcome_of
@@ -30,7 +30,12 @@ def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutco
     if claim.state.step_count and claim.decided and not delayed:
         return None
     outcome = criteria.evaluate(claim.state)
-    return None if outcome.should_continue else outcome
+    if outcome.decision is ContinuationDecision.FORBID_CONTINUATION:
+        return outcome
+    if outcome.should_continue or claim.decided or not claim.state.step_count:
+        return None
+    has_answer = all(one.is_assistant() for one in claim.state.messages[-1:])
+    return outcome if has_answer and outcome.stop_reason is StopReason.COMPLETED else None
 
 
 def cancelled_outcome(note: str) -> ContinuationOutcome:

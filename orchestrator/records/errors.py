@@ -123,9 +123,7 @@ def refused_answer(why: str) -> str:
 
 def answer_refusal(text: str) -> ErrorInfo:
     """Return a refused answer as an error, as it explains the end of its run."""
-    return ErrorInfo(
-        type=ErrorType.VALIDATION, code=ANSWER_REFUSED, message=text, retryable=True
-    )
+    return ErrorInfo(type=ErrorType.VALIDATION, code=ANSWER_REFUSED, message=text, retryable=True)
 
 
 class Cause(Record):

@@ -130,8 +130,8 @@ class Progress(Record):
     `messages` follow the tool messages. `step_type` replaces the step's type. The entries of
     `strategy_state` and `custom_state` replace those of the same name in the run's state;
     `strategy_append` puts items at the end of lists of the strategy state. `output` is the
-    text for people where the model's own is not. `error` makes the step a failed one. `refused` says
-    why an answer was not taken; with `is_preamble` the turn's text is no output of the run.
+    text for people where the model's own is not. `error` makes the step a failed one. `refused`
+    says why an answer was not taken; with `is_preamble` the turn's text is no output of the run.
     """
 
     messages: tuple[Message, ...] = ()

@@ -1,4 +1,4 @@
-"""Which answers are none: no text, no call, no refusal in words. Pure.
+"""Which answers are none: no text, no call, no refusal in words, or broken off. Pure.
 
 Judged on the answer as its model gave it, before anything of the agent reads it.
 """
@@ -12,14 +12,15 @@ _ENDED_BY_THE_MODEL = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.
 
 
 def no_answer(response: LLMResponse, *, allowed: bool) -> ModelError | None:
-    """Return the failure of a call whose answer is empty; None where there is an answer.
+    """Return the failure of a call whose answer is empty or broken off; None where there is one.
 
     `allowed` is the agent's `allow_empty_answer`: it accepts those that the model has ended itself.
     What a filter withheld, or a limit of tokens cut, would be so again: it is not retried.
     """
-    if response.tool_calls or (response.content and not response.content.isspace()):
+    reason, text = response.finish_reason, response.content
+    has_content = bool(response.tool_calls) or bool(text and not text.isspace())
+    if has_content and reason is not FinishReason.ERROR:
         return None
-    reason = response.finish_reason
     if allowed and reason in _ENDED_BY_THE_MODEL:
         return None
     error = _failure(response)
@@ -33,6 +34,12 @@ def _failure(response: LLMResponse) -> ModelError:
     reason = response.finish_reason
     thought = " after it had reasoned" if response.reasoning or response.reasoning_text else ""
     named = f"finish reason {reason.value}"
+    if reason is FinishReason.ERROR:
+        return ModelError(
+            f"the model broke its answer off ({named})",
+            retryable=True,
+            code=ModelErrorCode.MALFORMED_ANSWER,
+        )
     if reason is FinishReason.CONTENT_FILTER:
         return ModelError(
             f"the answer was refused without any text ({named}): change the input",

@@ -122,9 +122,9 @@ class ToolTurn:
         self.ports.crash("after-tools")
         if self.reasoner:
             self._progress = joined(self._progress, await self._read(self.reasoner))
-            if (said := self._progress) and (said.error or said.refused):
-                if use := self.response.cache:
-                    self.agent.forget_answer(use.key)
+            said, use = self._progress, self.response.cache
+            if use and said and (said.error or said.refused):
+                self.agent.forget_answer(use.key)
         return Answered(self.lease.span, *self._outcome())
 
     async def _open_calls(self) -> tuple[list[int], tuple[Wait, ...]]:

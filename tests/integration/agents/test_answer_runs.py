@@ -28,6 +28,7 @@ from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
 from stepfleet.orchestrator.agents.answers.contract import DEFAULT_TEXT
 from stepfleet.orchestrator.records.run.raising import StructuredDataError
 from stepfleet.orchestrator.records.steps import StepType
+from stepfleet.orchestrator.store.runs.timeline import Timelines
 
 Ran = tuple[AgentRunResult, tuple[Message, ...], list[ModelRequest]]
 RAN: list[str] = []
@@ -403,6 +404,24 @@ async def test_in_native_mode_a_refused_message_names_the_cause(redis_url: str) 
     result, _, _ = await ran(redis_url, say('{"name": "Oslo"}'), **NATIVE, max_steps=1)
     assert "'people' is a required property" in refusal(result)
     assert result.output is None
+
+
+async def test_the_timeline_and_the_events_of_a_step_have_its_refusal(redis_url: str) -> None:
+    """ANS-09: the pages show a step with one as one with errors."""
+    wrong = call(("structured_response", {"structured": WRONG}))
+    async with opened_run(redis_url, wrong, tools=(look,), output_type=City, max_steps=1) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.finish(run_id)
+        store = desk.opened
+        seen = await Timelines(store.connection, store.keys).read(run_id, 1, 9, content=True)
+        events, _ = await desk.runs.events(run_id)
+    (error,) = seen.steps[0].errors
+    assert error.startswith("answer refused: people: 'many' is not of type 'integer'")
+    (done,) = (one["payload"] for one in events if one["type"] == "agent.step.completed")
+    assert (done["errors"], done["error_codes"]) == ([error], ["ANSWER_REFUSED"])
 
 
 async def test_a_refusal_is_forgotten_when_a_later_answer_is_taken(redis_url: str) -> None:

@@ -1,4 +1,4 @@
-"""Empty answers over a real Redis: asked again, then a named failure; each call is in the ledger."""
+"""Empty answers over a real Redis: asked again, then a named failure; each call is listed."""
 
 from collections.abc import Callable
 from typing import Any

@@ -158,9 +158,7 @@ def test_only_an_answer_by_its_contract_completes_a_run_in_its_last_step(
 ) -> None:
     """CONT-33: an unmet answer contract is stopped by the limit, in both modes."""
     schema = {"title": "Verdict", "type": "object", "properties": {"ok": {"type": "boolean"}}}
-    agent = Agent(
-        "judge", model="openai:tiny", output_type=schema, answer_mode=mode, max_steps=1
-    )
+    agent = Agent("judge", model="openai:tiny", output_type=schema, answer_mode=mode, max_steps=1)
     criteria = criteria_of(agent.config, agent, reasoner_of(agent.config, agent))
     answer = Answer(text="{}", structured={}, schema_name="Verdict", final=True)
     outcome = criteria.evaluate(a_state(1, answer=answer if final else None))

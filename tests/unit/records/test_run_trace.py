@@ -1,6 +1,13 @@
 import pytest
 from pydantic import TypeAdapter
-from support.runs.agent_records import a_call, a_failed_step, a_result, a_busy_state, a_step, an_error
+from support.runs.agent_records import (
+    a_busy_state,
+    a_call,
+    a_failed_step,
+    a_result,
+    a_step,
+    an_error,
+)
 
 from stepfleet.orchestrator import (
     Action,

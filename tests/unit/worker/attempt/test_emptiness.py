@@ -27,7 +27,7 @@ def test_an_agent_that_wants_empty_answers_gets_them(text: str) -> None:
 @pytest.mark.parametrize("allowed", [False, True])
 def test_text_or_a_call_is_an_answer_however_it_ended(allowed: bool) -> None:
     call = ToolCall(id="c", name="look", error="its arguments are no JSON")
-    for reason in FinishReason:
+    for reason in set(FinishReason) - {FinishReason.ERROR}:
         told = LLMResponse(content=".", finish_reason=reason)
         called = LLMResponse(tool_calls=(call,), finish_reason=reason)
         assert no_answer(told, allowed=allowed) is None
@@ -43,6 +43,14 @@ def test_an_answer_that_a_limit_or_a_filter_took_away_is_not_asked_again(allowed
     kept = no_answer(LLMResponse(finish_reason=FinishReason.CONTENT_FILTER), allowed=allowed)
     assert kept is not None
     assert (kept.code, kept.retryable) == (ModelErrorCode.CONTENT_FILTER, False)
+
+
+@pytest.mark.parametrize("text", ["", "half of it"])
+def test_an_answer_that_its_model_broke_off_is_asked_again(text: str) -> None:
+    broken = LLMResponse(content=text, finish_reason=FinishReason.ERROR)
+    error = no_answer(broken, allowed=True)
+    assert error is not None
+    assert (error.code, error.retryable) == (ModelErrorCode.MALFORMED_ANSWER, True)
 
 
 def test_reasoning_alone_is_no_answer_and_the_providers_request_is_named() -> None:
