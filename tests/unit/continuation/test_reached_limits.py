@@ -1,6 +1,6 @@
 """A limit ends a run where it prevented something; an answer in the last allowed step is one."""
 
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from support.runs.agent_records import (
@@ -154,7 +154,7 @@ def test_whether_a_limit_forbids_is_known_without_reasons() -> None:
 @pytest.mark.parametrize("mode", ["tool", "native"])
 @pytest.mark.parametrize("final", [True, False])
 def test_only_an_answer_by_its_contract_completes_a_run_in_its_last_step(
-    mode: str, final: bool
+    mode: Literal["tool", "native"], final: bool
 ) -> None:
     """CONT-33: an unmet answer contract is stopped by the limit, in both modes."""
     schema = {"title": "Verdict", "type": "object", "properties": {"ok": {"type": "boolean"}}}
