@@ -65,8 +65,7 @@ class AgentConfig(Record):
     model call is tried. An answer without text and calls is a failed call, unless
     `allow_empty_answer` is set. `mcp_servers` names the servers whose tools workers add. `pricing`
     holds prices in USD per million tokens, by model or one for all, which win over the workers'
-    own.
-    With a `cache` policy equal requests of all runs share their answers; True stands for its
+    own. With a `cache` policy equal requests of all runs share their answers; True stands for its
     defaults.
 
     With `require_final_answer` or an `output_schema` (a JSON Schema, named by its title) a run
