@@ -152,13 +152,15 @@ def _step(
     completed: dict[str, Any] = {
         "step_number": result.step,
         "has_tool_calls": result.has_tool_calls,
-        "errors": [error.message for error in result.problems],
+        "errors": [error.message for error in result.errors],
         "finish_reason": result.finish_reason.value,
         "usage": result.usage.to_dict() if result.usage else None,
         "duration_ms": round(result.duration_ms, 3),
     }
-    if result.problems:
-        completed["error_codes"] = [error.code for error in result.problems]
+    if result.errors:
+        completed["error_codes"] = [error.code for error in result.errors]
+    if result.refused:
+        completed["refused"] = result.refused
     if result.cached:
         completed["cached"] = True
     if result.waited_seconds:
