@@ -14,6 +14,7 @@ from stepfleet.orchestrator.records.run.raising import (
     RunFailed,
     StructuredDataError,
 )
+from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import Spent, UsageStats
 
 __all__ = [
@@ -102,7 +103,8 @@ class ModelError(AgentException):
     `PERMANENT` are never retried. `received` is set where the provider was at work when the call
     failed, so that it may charge for it: the approximate number of tokens that had arrived;
     `usage` is the usage that it reported, if any. The worker adds `model`, the full name of the one
-    that was called, `spent`, and `outage`: the circuits that are open.
+    that was called, `spent`, `outage`: the circuits that are open, and `finish_reason` where the
+    model had ended an answer that is none.
     """
 
     code = ModelErrorCode.OTHER.value
@@ -124,6 +126,7 @@ class ModelError(AgentException):
         self.usage: UsageStats | None = None
         self.spent: Spent | None = None
         self.outage: tuple[str, ...] = ()
+        self.finish_reason: FinishReason | None = None
         if code is not None:
             self.code = code.value
 

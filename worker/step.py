@@ -7,7 +7,7 @@ import asyncio
 from dataclasses import dataclass, replace
 from functools import partial
 
-from stepfleet.orchestrator.agents.agent import criteria_of
+from stepfleet.orchestrator.agents.agent import criteria_without_code
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.events.envelope import Events
@@ -105,7 +105,7 @@ async def execute_here(
         agent = ports.agent(claim.config)
         criteria, reasoner = agent.criteria(claim.config), agent.reasoner(claim.config)
     except Exception as error:  # noqa: BLE001 - the stored limits and policy hold without code
-        criteria = criteria_of(claim.config)
+        criteria = criteria_without_code(claim.config)
         if outcome := prevented(claim, criteria):
             return criteria, Prevented(lease.span, outcome)
         return criteria, failure_of(error, lease.span)

@@ -35,6 +35,7 @@ from stepfleet.orchestrator.continuation import (
     ContinuationCriteria,
     base_criteria,
 )
+from stepfleet.orchestrator.continuation.drivers import WorkAssumed
 from stepfleet.orchestrator.continuation.error_policy import (
     ErrorContextResolver,
     ErrorPolicy,
@@ -227,6 +228,14 @@ def criteria_of(
         leading=reasoner.criteria() if reasoner else (),
         extra=agent.criteria if agent else (),
     )
+
+
+def criteria_without_code(config: AgentConfig) -> ContinuationCriteria:
+    """Return a run's criteria where the agent's code is not at hand.
+
+    Its drivers are not known, so that limits hold as if work were left.
+    """
+    return ContinuationCriteria(criteria_of(config), WorkAssumed())
 
 
 def _registry(agent: str, tools: Any, others: Sequence[Any]) -> ToolRegistry:

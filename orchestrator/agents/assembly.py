@@ -44,6 +44,8 @@ def contract_of(config: AgentConfig, specials: Sequence[SpecialTool]) -> AnswerC
         handle_of(config.output_schema) if config.output_schema is not None else None,
         required=config.demands_answer,
         native=config.answers_natively,
+        # Messages that a strategy words may be JSON of its own.
+        by_tool_alone=config.strategy is not None,
         specials=(known[name] for name in config.special_tools),
     )
 

@@ -1,6 +1,7 @@
 """The storable configuration of an agent, which a run keeps for as long as it lives."""
 
 import hashlib
+import operator
 from collections.abc import Mapping
 from operator import attrgetter
 from typing import Any, Literal, Self
@@ -61,9 +62,10 @@ class AgentConfig(Record):
     `time_limit` and `cumulative_timeout` are seconds (the second replaces the first),
     `token_limit` tokens, `budget_usd` US dollars, each per execution; None switches a limit
     off. `prompt` words a row of fields as the input. `model_attempts` bounds how often one step's
-    model call is tried. `mcp_servers` names the servers whose tools workers add. `pricing` holds
-    prices in USD per million tokens, by model or one for all, which win over the workers' own.
-    With a `cache` policy equal requests of all runs share their answers; True stands for its
+    model call is tried. An answer without text and calls is a failed call, unless
+    `allow_empty_answer` is set. `mcp_servers` names the servers whose tools workers add. `pricing`
+    holds prices in USD per million tokens, by model or one for all, which win over the workers'
+    own. With a `cache` policy equal requests of all runs share their answers; True stands for its
     defaults.
 
     With `require_final_answer` or an `output_schema` (a JSON Schema, named by its title) a run
@@ -89,6 +91,7 @@ class AgentConfig(Record):
     tool_choice: str = "auto"
     parallel_tool_calls: bool | None = None
     model_attempts: int = Field(default=5, ge=1, le=100)
+    allow_empty_answer: bool = Field(default=False, exclude_if=operator.not_)
     settings: ModelSettings = ModelSettings()
     memory: MemoryPolicy = MemoryPolicy()
     cache: CachePolicy | None = None

@@ -32,6 +32,7 @@ class _ForBoth(TypedDict, total=False):
     tool_choice: str
     parallel_tool_calls: bool | None
     model_attempts: int
+    allow_empty_answer: bool
     settings: ModelSettings | Fields
     memory: MemoryPolicy | Fields
     cache: CachePolicy | Fields | bool | None

@@ -133,6 +133,8 @@ def joined(first: Progress | None, second: Progress | None) -> Progress | None:
         strategy_append={**first.strategy_append, **second.strategy_append},
         custom_state={**first.custom_state, **second.custom_state},
         error=first.error or second.error,
+        refused=second.refused or first.refused,
+        is_preamble=first.is_preamble or second.is_preamble,
     )
 
 

@@ -6,7 +6,7 @@ runs no tool: workers do.
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, Unpack
+from typing import Any, Literal, Self, Unpack, get_args, overload
 
 from celery import Celery
 
@@ -42,12 +42,12 @@ from stepfleet.orchestrator.client.submission.inputs import (
     placed,
 )
 from stepfleet.orchestrator.client.watching.follow import Steps
-from stepfleet.orchestrator.errors import ConfigurationError, RunFailed
+from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages
 from stepfleet.orchestrator.records.calls.answers import Decided
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.ledger import CostLine, Costs
-from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.own_app import app_settings
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.batches.requests import pause_fleet
@@ -56,6 +56,9 @@ from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
 __all__ = ["AsyncBatch", "AsyncFleet"]
+
+RaiseOn = Literal["not_completed", "never"]
+"""When `run` raises: for every run that did not complete, or for none."""
 
 
 class AsyncFleet:
@@ -242,22 +245,75 @@ class AsyncFleet:
         """
         return await self.runs.wait(await self.submit(agent, input, **options), timeout)
 
-    async def run(self, agent: Agent | str, prompt: Input, **options: Unpack[RunOptions]) -> str:
+    @overload
+    async def run(
+        self,
+        agent: Agent | str,
+        prompt: Input,
+        *,
+        raise_on: Literal["not_completed"] = ...,
+        **options: Unpack[RunOptions],
+    ) -> str: ...
+
+    @overload
+    async def run(
+        self,
+        agent: Agent | str,
+        prompt: Input,
+        *,
+        raise_on: Literal["never"],
+        **options: Unpack[RunOptions],
+    ) -> AgentRunResult: ...
+
+    async def run(
+        self,
+        agent: Agent | str,
+        prompt: Input,
+        *,
+        raise_on: RaiseOn = "not_completed",
+        **options: Unpack[RunOptions],
+    ) -> str | AgentRunResult:
         """Submit one run, wait for its end and return its text.
 
-        A run that stops at a limit gives its last text. Raises `RunFailed`, with the result,
-        for one that ends in error or is cancelled.
+        Raises `MaxStepsExceeded` where a limit stopped it, and `RunFailed` where it ended in error
+        or was cancelled, each with the result. With `raise_on="never"` it returns the result
+        itself, however the run ended. `options` are those of `submit`, and a `timeout` in seconds,
+        after which it raises `TimeoutError`.
         """
-        return _text_of(await self.run_with_steps(agent, prompt, **options))
+        _check(raise_on)
+        return _answer_of(await self.run_with_steps(agent, prompt, **options), raise_on)
+
+    @overload
+    async def run_with_messages(
+        self,
+        agent: Agent | str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        raise_on: Literal["not_completed"] = ...,
+        **options: Unpack[RunOptions],
+    ) -> str: ...
+
+    @overload
+    async def run_with_messages(
+        self,
+        agent: Agent | str,
+        messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        raise_on: Literal["never"],
+        **options: Unpack[RunOptions],
+    ) -> AgentRunResult: ...
 
     async def run_with_messages(
         self,
         agent: Agent | str,
         messages: Sequence[Message | Mapping[str, Any]],
+        *,
+        raise_on: RaiseOn = "not_completed",
         **options: Unpack[RunOptions],
-    ) -> str:
+    ) -> str | AgentRunResult:
         """Do as `run`, from a conversation instead of a prompt."""
-        return _text_of(await self.run_with_steps(agent, messages, **options))
+        _check(raise_on)
+        return _answer_of(await self.run_with_steps(agent, messages, **options), raise_on)
 
     async def run_stream(
         self, agent: Agent | str, prompt: Input, **options: Unpack[SubmitOptions]
@@ -393,8 +449,14 @@ async def debugged(settings: Settings, order: DebugOrder, overrides: RunOverride
             await steps.aclose()
 
 
-def _text_of(result: AgentRunResult) -> str:
-    if result.status in (RunStatus.ERROR, RunStatus.CANCELLED):
-        why = result.error or "it was cancelled"
-        raise RunFailed(f"run {result.run_id} ended as {result.status}: {why}", result=result)
-    return result.output or ""
+def _check(raise_on: str) -> None:
+    known = get_args(RaiseOn)
+    if raise_on not in known:
+        msg = f"field 'raise_on' is {raise_on!r}; write {' or '.join(map(repr, known))}"
+        raise ConfigurationError(msg)
+
+
+def _answer_of(result: AgentRunResult, raise_on: RaiseOn) -> str | AgentRunResult:
+    if raise_on == "never":
+        return result
+    return result.raise_for_status().output or ""

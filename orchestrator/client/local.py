@@ -228,7 +228,7 @@ def is_run_id(given: object) -> bool:
 def _error_of(verdict: Any) -> ErrorInfo | None:
     if verdict is None:
         return None
-    errors = verdict.logged.result.errors if verdict.logged else ()
+    errors = verdict.logged.result.problems if verdict.logged else ()
     found: ErrorInfo | None = verdict.failure or (errors[0] if errors else None)
     return found
 

@@ -1,9 +1,10 @@
 """Combines many criteria into one outcome.
 
-Forbid beats request, request beats stop, stop beats allow. Knows decisions, not their reasons.
+Forbid beats request, request beats stop, stop beats allow. A limit that was reached when nothing
+was left to do has prevented nothing, and does not count. Knows decisions, not their reasons.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 
 from stepfleet.orchestrator.continuation.guards import (
     ALLOW,
@@ -11,6 +12,7 @@ from stepfleet.orchestrator.continuation.guards import (
     REQUEST,
     STOP,
     CanDecideToContinue,
+    Limit,
     explains,
 )
 from stepfleet.orchestrator.records.base import well_formed
@@ -35,6 +37,8 @@ class ContinuationCriteria:
     def __init__(self, *criteria: "CanDecideToContinue | ContinuationCriteria") -> None:
         self.criteria = criteria
         self._each = tuple((one, explains(one), _is_ours(one)) for one in self)
+        each = enumerate(self)
+        self._limits = {at: one for at, one in each if isinstance(one, Limit)}
 
     def __iter__(self) -> Iterator[CanDecideToContinue]:
         for criterion in self.criteria:
@@ -50,16 +54,18 @@ class ContinuationCriteria:
         stop reason becomes `error`.
         """
         evaluations = tuple(_evaluate(one, state, how, ours) for one, how, ours in self._each)
-        outcome = outcome_of(evaluations)
-        if outcome.should_continue or not _last_step_failed(state):
+        reached = {at: one for at, one in self._limits.items() if _is_reached(evaluations[at])}
+        outcome = outcome_of(evaluations, reached)
+        if outcome.should_continue or run_status(outcome.stop_reason) is not RunStatus.COMPLETED:
             return outcome
-        if run_status(outcome.stop_reason) is RunStatus.COMPLETED:
+        if _last_step_failed(state):
             return outcome.model_copy(update={"stop_reason": StopReason.ERROR})
-        return outcome
+        return _with_idle(outcome, reached) if reached else outcome
 
     def forbids(self, state: AgentState) -> bool:
-        """Return whether a criterion forbids; our own do not build their reasons here."""
-        return any(_forbids(one, state, how, ours) for one, how, ours in self._each)
+        """Return whether a criterion ends the run; our own do not build their reasons here."""
+        decisions = [_decision(one, state, how, ours) for one, how, ours in self._each]
+        return _resolved(decisions, self._limits)[0] is FORBID
 
     def can_continue(self, state: AgentState) -> bool:
         """Return whether the run may go on."""
@@ -70,26 +76,57 @@ class ContinuationCriteria:
         return self.evaluate(state).decision
 
 
-def outcome_of(evaluations: tuple[ContinuationEvaluation, ...]) -> ContinuationOutcome:
-    """Return the outcome of `evaluations`; their order only decides which criterion is named."""
-    first: dict[ContinuationDecision, ContinuationEvaluation] = {}
-    for one in evaluations:
-        first.setdefault(one.decision, one)
-    decision, goes_on, resolved_by, reason = STOP, False, AGGREGATE, StopReason.COMPLETED
-    if FORBID in first:
-        decision, resolved_by = FORBID, first[FORBID].criterion
-        reason = first[FORBID].stop_reason or StopReason.GUARD
-    elif REQUEST in first:
-        decision, goes_on, resolved_by = REQUEST, True, first[REQUEST].criterion
-    elif STOP not in first and ALLOW in first:
-        decision, goes_on = REQUEST, True
+def outcome_of(
+    evaluations: tuple[ContinuationEvaluation, ...], limits: Collection[int] = ()
+) -> ContinuationOutcome:
+    """Return the outcome of `evaluations`; their order only decides which criterion is named.
+
+    `limits` are the positions of limits.
+    """
+    decision, at = _resolved([one.decision for one in evaluations], limits)
+    decisive = None if at is None else evaluations[at]
+    reason = StopReason.COMPLETED
+    if decisive is not None and decision is FORBID:
+        reason = decisive.stop_reason or StopReason.GUARD
     return ContinuationOutcome.model_construct(
         decision=decision,
-        should_continue=goes_on,
-        resolved_by=resolved_by,
+        should_continue=decision is REQUEST,
+        resolved_by=decisive.criterion if decisive else AGGREGATE,
         stop_reason=reason,
         evaluations=evaluations,
     )
+
+
+def _resolved(
+    decisions: Sequence[ContinuationDecision], limits: Collection[int]
+) -> tuple[ContinuationDecision, int | None]:
+    """Return the decision of all, and the position of the one that makes it by itself.
+
+    Limits count unless a driver says that no work is left, and none requests more.
+    """
+    first: dict[ContinuationDecision, int] = {}
+    has_work = REQUEST in decisions or STOP not in decisions
+    for at, one in enumerate(decisions):
+        if has_work or at not in limits:
+            first.setdefault(one, at)
+    for strongest in (FORBID, REQUEST):
+        if strongest in first:
+            return strongest, first[strongest]
+    return (REQUEST if STOP not in first and ALLOW in first else STOP), None
+
+
+def _is_reached(evaluation: ContinuationEvaluation) -> bool:
+    """Return whether a limit forbids: one that failed by itself is no limit."""
+    return evaluation.decision is FORBID and evaluation.stop_reason is not StopReason.ERROR
+
+
+def _with_idle(outcome: ContinuationOutcome, reached: dict[int, Limit]) -> ContinuationOutcome:
+    """Return a completed run's outcome, in which limits say that they prevented nothing."""
+    evaluations = tuple(
+        limit.idle(one) if (limit := reached.get(at)) else one
+        for at, one in enumerate(outcome.evaluations)
+    )
+    return outcome.model_copy(update={"evaluations": evaluations})
 
 
 def _evaluate(
@@ -105,15 +142,15 @@ def _evaluate(
         return _failure_of(criterion, error)
 
 
-def _forbids(
+def _decision(
     criterion: CanDecideToContinue, state: AgentState, explained: bool, ours: bool
-) -> bool:
+) -> ContinuationDecision:
     if not ours:
-        return _evaluate(criterion, state, explained, ours).decision is FORBID
+        return _evaluate(criterion, state, explained, ours).decision
     try:
-        return criterion.decide(state) is FORBID
+        return criterion.decide(state)
     except Exception:  # noqa: BLE001 - one that raises forbids
-        return True
+        return FORBID
 
 
 def _failure_of(criterion: object, error: Exception) -> ContinuationEvaluation:

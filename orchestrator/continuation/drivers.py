@@ -96,6 +96,22 @@ class ToolCallPresenceCheck:
         return evaluation(self, decision, reason, {"steps": state.step_count})
 
 
+class WorkAssumed:
+    """Requests another step in place of the criteria that only the agent's code has.
+
+    Where that code is not at hand, limits hold as if work were left.
+    """
+
+    def decide(self, _: AgentState) -> ContinuationDecision:
+        """Request."""
+        return REQUEST
+
+    def explain(self, state: AgentState) -> ContinuationEvaluation:
+        """Return the request with its reason."""
+        reason = "the agent's code is not here; work may be left by its criteria"
+        return evaluation(self, self.decide(state), reason, {})
+
+
 class PendingRetry:
     """Requests another step when there was a failure that the policy does not stop at.
 

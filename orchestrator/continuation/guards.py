@@ -65,7 +65,10 @@ Number = int | float
 
 
 class Limit(ABC):
-    """A guard that forbids when a measure of the state has reached `maximum`."""
+    """A guard that forbids when a measure of the state has reached `maximum`.
+
+    A run that has nothing left to do completes all the same (see `collection`).
+    """
 
     what = ""
     unit = ""
@@ -108,6 +111,13 @@ class Limit(ABC):
             {"value": value, "limit": self.maximum, **({"below": part} if part else {})},
             self.stop_reason if reached else None,
         )
+
+    def idle(self, reached: ContinuationEvaluation) -> ContinuationEvaluation:
+        """Return the evaluation `reached` in the words of a limit that prevented nothing."""
+        value, unit = reached.context.get("value", self.maximum), self.unit
+        numbers = f"{_shown(value)}{unit} of {_shown(self.maximum)}{unit}"
+        reason = f"{self.what}: {numbers}, nothing was left to do"
+        return reached.model_copy(update={"reason": reason})
 
 
 def _shown(number: Number) -> str:

@@ -41,7 +41,8 @@ class AgentStepCompleted(DomainEvent):
     """A step was committed. `errors` are messages; `duration_ms` is monotonic time.
 
     `cached` says that the model's answer came from the response cache. Before the step it had
-    waited for `waited_seconds`, for limits of the fleet.
+    waited for `waited_seconds`, for limits of the fleet. `refused` says why its answer was not
+    taken by the answer contract.
     """
 
     step_number: int
@@ -53,6 +54,7 @@ class AgentStepCompleted(DomainEvent):
     cached: bool = False
     waited_seconds: float = 0.0
     waited_for: str = ""
+    refused: str = ""
 
 
 class ToolCallStarted(DomainEvent):

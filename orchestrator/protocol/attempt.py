@@ -15,7 +15,7 @@ from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.steps import HandedOver, Progress
+from stepfleet.orchestrator.records.steps import FinishReason, HandedOver, Progress
 from stepfleet.orchestrator.records.usage import Spent
 
 
@@ -56,6 +56,7 @@ class Failed:
     `refused` the model. `remembered` is memory work that was paid for before it failed. `spent` is
     set where the provider may charge for the call itself. `outage` names the circuits of services
     that are out, where no other model could answer. With `unsent` the call was not made.
+    `finish_reason` is set where the model had ended an answer that is none.
     """
 
     span: Span
@@ -68,6 +69,7 @@ class Failed:
     outage: tuple[str, ...] = ()
     refused: str = ""
     unsent: bool = False
+    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -159,6 +159,8 @@ def _step(
     }
     if result.errors:
         completed["error_codes"] = [error.code for error in result.errors]
+    if result.refused:
+        completed["refused"] = result.refused
     if result.cached:
         completed["cached"] = True
     if result.waited_seconds:

@@ -30,7 +30,8 @@ def after_step(
     window of the one before.
     """
     usage = result.usage or UsageStats()
-    error = result.errors[0].message if result.errors else None
+    error = result.problems[0].message if result.problems else None
+    said = None if progress and progress.is_preamble else result.thought
     results = [record.result for record in result.tool_calls if not record.is_error]
     if kept := [record.custom_state for record in result.tool_calls if record.custom_state]:
         state = state.model_copy(update={"custom_state": reduce(or_, kept, state.custom_state)})
@@ -49,7 +50,7 @@ def after_step(
             "current_step": LastStep.of(result),
             "failures": next_failures(state.failures, result),
             "last_error": error or state.last_error,
-            "last_output": result.thought or state.last_output,
+            "last_output": said or state.last_output,
             "last_result": results[-1] if results else state.last_result,
             "window": remembered.window if remembered else state.window,
             **_below(state, result),
@@ -87,7 +88,7 @@ def _progressed(state: AgentState, progress: Progress) -> dict[str, Any]:
         "strategy_state": _strategy_state(state.strategy_state, progress),
         "custom_state": {**state.custom_state, **progress.custom_state},
     }
-    if progress.output:
+    if progress.output and not progress.is_preamble:
         changed["last_output"] = progress.output
     if progress.answer:
         changed["answer"] = progress.answer

@@ -1,4 +1,4 @@
-"""Decides whether a model call is forbidden before it is made: by limits, a cancel, poison."""
+"""Decides whether no model call is made: limits, a cancel or poison forbid it, or none is due."""
 
 from stepfleet.orchestrator.continuation import ContinuationCriteria, StopRequested
 from stepfleet.orchestrator.continuation.collection import outcome_of
@@ -13,11 +13,12 @@ from stepfleet.orchestrator.records.outcome import (
 
 
 def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutcome | None:
-    """Return the outcome that forbids this step's call, or None.
+    """Return the outcome that ends the run without this step's call, or None.
 
     The criteria are evaluated before the first step of an execution, before a step that was
-    delayed, and where a run was resumed; otherwise the last commit has just done so. A budget of
-    the fleet that is spent is known before the call alone.
+    delayed, and where a run was resumed; otherwise the last commit has just done so. A run that
+    had its answer and is resumed completes: nothing is sent after the answer. A budget of the
+    fleet that is spent is known before the call alone.
     """
     if claim.exhausted is not None and claim.state.stop_requested is None:
         return outcome_of((claim.exhausted.evaluation(),))
@@ -29,7 +30,12 @@ def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutco
     if claim.state.step_count and claim.decided and not delayed:
         return None
     outcome = criteria.evaluate(claim.state)
-    return outcome if outcome.get_forbidding_criterion() else None
+    if outcome.decision is ContinuationDecision.FORBID_CONTINUATION:
+        return outcome
+    if outcome.should_continue or claim.decided or not claim.state.step_count:
+        return None
+    has_answer = all(one.is_assistant() for one in claim.state.messages[-1:])
+    return outcome if has_answer and outcome.stop_reason is StopReason.COMPLETED else None
 
 
 def cancelled_outcome(note: str) -> ContinuationOutcome:

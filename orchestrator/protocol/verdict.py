@@ -189,7 +189,9 @@ def _logged(
     if progress:
         messages += progress.messages
         failed = progress.error and progress.error.without_traceback()
-        progress = progress.model_copy(update={"messages": (), "error": failed})
+        # The step's result has the refusal.
+        told = {"messages": (), "error": failed, "refused": ""}
+        progress = progress.model_copy(update=told)
     handoff = None if isinstance(attempt, Failed) else attempt.handoff
     state = after_step(claim.state, result, messages, facts.now, progress, remembered, handoff)
     outcome = criteria.evaluate(state)
@@ -327,7 +329,7 @@ def _step_result(
     if isinstance(attempt, Failed):
         return StepResult(
             step=claim.number,
-            finish_reason=FinishReason.ERROR,
+            finish_reason=attempt.finish_reason or FinishReason.ERROR,
             type=StepType.ERROR,
             errors=(attempt.error,),
             usage_reported=False,
@@ -373,6 +375,7 @@ def _step_result(
         request_id=response.request_id,
         waited_seconds=claim.waited,
         waited_for=claim.waited_for,
+        refused=progress.refused if progress else "",
     )
 
 

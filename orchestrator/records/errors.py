@@ -60,6 +60,8 @@ class ModelErrorCode(StrEnum):
     """The service is out for the whole fleet: no call was made."""
     MALFORMED_ANSWER = "MALFORMED_ANSWER"
     """The service answered, and the answer cannot be read."""
+    EMPTY_ANSWER = "EMPTY_ANSWER"
+    """The service answered without text and without a call."""
     SETUP = "CONFIG_ERROR"
     """The agent or the worker is not set up for the call."""
     OTHER = "OPENAI_ERROR"
@@ -107,6 +109,21 @@ class ErrorInfo(Record):
     def permanent(self) -> bool:
         """Whether repeating the model call cannot help, under any policy."""
         return is_permanent(self.type, self.code)
+
+
+ANSWER_REFUSED = "ANSWER_REFUSED"
+"""The code of an answer that its contract does not take. The run goes on: its step did not fail."""
+_LONGEST = 1_000
+
+
+def refused_answer(why: str) -> str:
+    """Return the text of an answer that was refused because of `why`."""
+    return f"answer refused: {well_formed(why)}"[:_LONGEST]
+
+
+def answer_refusal(text: str) -> ErrorInfo:
+    """Return a refused answer as an error, as it explains the end of its run."""
+    return ErrorInfo(type=ErrorType.VALIDATION, code=ANSWER_REFUSED, message=text, retryable=True)
 
 
 class Cause(Record):

@@ -1,6 +1,7 @@
 """The state of a run between two steps. Pure values; `with_...` methods return copies."""
 
 import copy
+import operator
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -84,6 +85,38 @@ class HandOff(Record):
     info: _ExecutionNumber
 
 
+class _TimeInSteps(Record):
+    model_config = ConfigDict(extra="ignore")
+
+    cumulative_execution_seconds: float = 0.0
+
+
+class Used(Record):
+    """A stored state of which only that is read which limits of the execution count."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    info: _TimeInSteps
+    step_count: int = 0
+    usage: UsageStats = UsageStats()
+    below_usage: UsageStats = UsageStats()
+    cost_usd: float = 0.0
+    below_cost_usd: float = 0.0
+
+    def of(self, limit: str) -> int | float:
+        """Return what counts against the limit of that name; the wall clock begins anew."""
+        match limit:
+            case "max_steps":
+                return self.step_count
+            case "token_limit":
+                return self.usage.total_tokens + self.below_usage.total_tokens
+            case "cumulative_timeout":
+                return self.info.cumulative_execution_seconds
+            case "budget_usd":
+                return self.cost_usd + self.below_cost_usd
+        return 0
+
+
 class LastStep(Record):
     """The facts of the newest step, for criteria."""
 
@@ -92,6 +125,8 @@ class LastStep(Record):
     has_tool_calls: bool
     finish_reason: FinishReason
     text: str | None = None
+    refused: str = Field(default="", exclude_if=operator.not_)
+    """Why its answer was not taken by the answer contract."""
 
     @classmethod
     def of(cls, result: StepResult) -> "LastStep":
@@ -102,6 +137,7 @@ class LastStep(Record):
             has_tool_calls=result.has_tool_calls,
             finish_reason=result.finish_reason,
             text=result.thought,
+            refused=result.refused,
         )
 
 

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import RunEnd
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import ADDED, Message
-from stepfleet.orchestrator.records.errors import ErrorInfo
+from stepfleet.orchestrator.records.errors import ErrorInfo, answer_refusal
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import Answer, ContinuationOutcome
 from stepfleet.orchestrator.records.usage import CacheUse, Fallback, UsageStats
@@ -43,6 +43,17 @@ class StepErrors(Record):
 
     step: int
     errors: tuple[ErrorInfo, ...] = ()
+    refused: str = Field(default="", exclude_if=operator.not_)
+
+    @property
+    def problems(self) -> tuple[ErrorInfo, ...]:
+        """The errors, and the refusal of its answer."""
+        return problems_of(self.errors, self.refused)
+
+
+def problems_of(errors: tuple[ErrorInfo, ...], refused: str) -> tuple[ErrorInfo, ...]:
+    """Return what explains that a step did not end its run: errors, and a refused answer."""
+    return (*errors, answer_refusal(refused)) if refused else errors
 
 
 class StepResult(Record):
@@ -57,7 +68,8 @@ class StepResult(Record):
     is the provider's own name of the call's request, which its support asks for.
     Before the call the step waited for `waited_seconds` for limits of the fleet, for `waited_for`
     in the end; that is no part of its duration. `agent` made the step; it is empty where all steps
-    of a run are of one agent.
+    of a run are of one agent. `refused` says why its answer was not taken by the answer contract,
+    which is no failure of the step.
     """
 
     # Computed fields of `to_dict` are accepted again.
@@ -83,6 +95,12 @@ class StepResult(Record):
     waited_seconds: float = Field(default=0.0, exclude_if=operator.not_)
     waited_for: str = Field(default="", exclude_if=operator.not_)
     agent: str = Field(default="", exclude_if=operator.not_)
+    refused: str = Field(default="", exclude_if=operator.not_)
+
+    @property
+    def problems(self) -> tuple[ErrorInfo, ...]:
+        """The errors, and the refusal of its answer."""
+        return problems_of(self.errors, self.refused)
 
     @property
     def cached(self) -> bool:
@@ -112,7 +130,8 @@ class Progress(Record):
     `messages` follow the tool messages. `step_type` replaces the step's type. The entries of
     `strategy_state` and `custom_state` replace those of the same name in the run's state;
     `strategy_append` puts items at the end of lists of the strategy state. `output` is the
-    text for people where the model's own is not. `error` makes the step a failed one.
+    text for people where the model's own is not. `error` makes the step a failed one. `refused`
+    says why an answer was not taken; with `is_preamble` the turn's text is no output of the run.
     """
 
     messages: tuple[Message, ...] = ()
@@ -123,6 +142,8 @@ class Progress(Record):
     strategy_append: dict[str, list[Any]] = Field(default_factory=dict)
     custom_state: dict[str, Any] = Field(default_factory=dict)
     error: ErrorInfo | None = None
+    refused: str = Field(default="", exclude_if=operator.not_)
+    is_preamble: bool = Field(default=False, exclude_if=operator.not_)
 
 
 class RunAgent(Record):

@@ -15,8 +15,10 @@ _OF_A_SERVICE = {
 }
 
 
-_FROM_A_SERVICE = {*PERMANENT, ModelErrorCode.RATE_LIMIT} - {ModelErrorCode.SETUP}
-"""Only a service that is there refuses like this."""
+_FROM_A_SERVICE = {*PERMANENT, ModelErrorCode.RATE_LIMIT, ModelErrorCode.EMPTY_ANSWER} - {
+    ModelErrorCode.SETUP
+}
+"""Only a service that is there answers like this."""
 
 
 def counts(error: ModelError) -> bool:

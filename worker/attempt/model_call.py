@@ -143,6 +143,7 @@ def _failure(error: Exception, span: Span) -> Failed:
                 retry_after=error.retry_after,
                 spent=error.spent,
                 outage=error.outage,
+                finish_reason=error.finish_reason,
             )
         case ToolSourceError():
             return Failed(span, error.to_info(), transient=True)

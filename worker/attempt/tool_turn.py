@@ -122,7 +122,8 @@ class ToolTurn:
         self.ports.crash("after-tools")
         if self.reasoner:
             self._progress = joined(self._progress, await self._read(self.reasoner))
-            if self._progress and self._progress.error and (use := self.response.cache):
+            said, use = self._progress, self.response.cache
+            if use and said and (said.error or said.refused):
                 self.agent.forget_answer(use.key)
         return Answered(self.lease.span, *self._outcome())
 

@@ -17,6 +17,7 @@ from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import FailedCall, Spent, UsageStats, bounded_cost
+from stepfleet.worker.attempt.emptiness import no_answer
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import Ports
 
@@ -57,6 +58,16 @@ def spent_in_vain(
     return Spent(usage.total_tokens, cost, estimated, usage, bare_name(request.model))
 
 
+def _spent(
+    response: LLMResponse, request: ModelRequest, config: AgentConfig, ports: Ports
+) -> Spent:
+    """Return what an answer that is none has cost: exactly that, where its usage was reported."""
+    usage = response.usage or UsageStats()
+    model = response.model or bare_name(request.model)
+    cost = call_cost(response, request.model, config, ports)
+    return Spent(usage.total_tokens, cost, response.usage_estimated, usage, model)
+
+
 def failed_call(request: ModelRequest, error: ModelError) -> FailedCall:
     """Return the record of a call that failed, with what it may have cost."""
     spent = error.spent or Spent(0, 0.0)
@@ -82,15 +93,22 @@ async def answer_of(
 ) -> LLMResponse:
     """Return the answer with its usage, estimated where the provider reported none.
 
-    What a failed call may have cost is noted. Raises `ModelError`.
+    What a failed call may have cost is noted, also where its answer is none. Raises `ModelError`.
     """
+    config = claim.config
     try:
         response = await ask(request)
     except ModelError as error:
-        error.spent = spent_in_vain(error, request, claim.config, ports)
+        error.spent = spent_in_vain(error, request, config, ports)
         lease.failed.append((error, failed_call(request, error)))
         raise
-    return counted(response, request, ports.tokens(request.model))
+    response = counted(response, request, ports.tokens(request.model))
+    empty = no_answer(response, allowed=config.allow_empty_answer)
+    if empty is None:
+        return response
+    empty.spent = _spent(response, request, config, ports)
+    lease.failed.append((empty, failed_call(request, empty)))
+    raise empty
 
 
 def call_cost(response: LLMResponse, model_name: str, config: AgentConfig, ports: Ports) -> float:

@@ -9,10 +9,12 @@ from stepfleet.orchestrator.agents.answers.definitions import (
     LARGEST,
     correction,
     final_answer,
+    mending,
     paragraph,
     problems_of_data,
     reminder,
     structured_response,
+    text_in_place,
 )
 from stepfleet.orchestrator.agents.answers.sinks import ErrorSink, RecordsSink
 from stepfleet.orchestrator.agents.answers.special import (
@@ -27,7 +29,7 @@ from stepfleet.orchestrator.continuation import CanDecideToContinue
 from stepfleet.orchestrator.continuation.guards import ALLOW, FORBID, REQUEST, evaluation
 from stepfleet.orchestrator.records.calls.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
+from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, refused_answer
 from stepfleet.orchestrator.records.outcome import (
     Answer,
     ContinuationDecision,
@@ -43,12 +45,14 @@ from stepfleet.orchestrator.tools.schemas.handles import SchemaHandle
 DEFAULT_TEXT = "The answer was given as structured data."
 ACCEPTED = "accepted"
 NOTED = "noted"
+MIXED = "must be the only call of its turn; nothing was run"
 
 
 class AnswerContract(Reasoner):
     """Requires an answer of a model: text by `final_answer`, or data of a schema.
 
     `native` takes data from the message itself, which the provider writes as JSON of the schema.
+    Else a message without calls is taken where it is such data as a whole, unless `by_tool_alone`.
     `specials` are the agent's own; alone they require nothing.
     """
 
@@ -58,6 +62,7 @@ class AnswerContract(Reasoner):
         *,
         required: bool = True,
         native: bool = False,
+        by_tool_alone: bool = False,
         specials: Iterable[SpecialTool] = (),
     ) -> None:
         native = native and schema is not None
@@ -67,6 +72,7 @@ class AnswerContract(Reasoner):
         self._schema = schema
         self._required = required
         self._native = native
+        self._reads_text = schema if native or not by_tool_alone else None
         self._specials = {one.name: one for one in (*answers, *own)}
         self._specs = tuple(one.spec for one in (*offered, *own))
         self._paragraph = paragraph(schema, native=native) if required else ""
@@ -95,20 +101,26 @@ class AnswerContract(Reasoner):
             sinks = [RecordsSink(state.info.updated_at) for _ in calls]
             for call, sink in zip(calls, sinks, strict=True):
                 refuse_mixed(call, self._specials, sink)
-            return HandledCalls(_by_index(calls, sinks))
+            return HandledCalls(_by_index(calls, sinks), Progress(refused=refused_answer(MIXED)))
         call, sink = calls[0], RecordsSink(state.info.updated_at)
         outcome = self._specials[call.name].take(call, state, sink)
         if call.id not in sink.records:
             sink.report_observation(call, NOTED if isinstance(outcome, Continue) else ACCEPTED)
-        return HandledCalls(_by_index(calls, [sink]), progress_of(outcome, state))
+        error = sink.records[call.id].error if isinstance(outcome, Continue) else None
+        progress = _refused_call(error, call) if error else progress_of(outcome, state)
+        return HandledCalls(_by_index(calls, [sink]), progress)
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
-        """Take text without calls as the answer in native mode, else send the reminder."""
-        if turn.response.tool_calls or not self._required:
+        """Take text without calls as the answer where it is one, else say what is wrong."""
+        if not self._required:
             return None
-        if not self._native or self._schema is None:
-            return Progress(messages=(Message.added(self._reminder, "contract"),))
-        return self._from_text(turn.response.content, self._schema, state)
+        text = turn.response.content
+        if turn.response.tool_calls:
+            return Progress(is_preamble=True) if text else None
+        if self._reads_text is not None:
+            return self._from_text(text, self._reads_text, state)
+        why, has_data = text_in_place(self._schema), self._schema is not None
+        return _refused(why, self._reminder, is_preamble=has_data)
 
     def criteria(self) -> tuple[CanDecideToContinue, ...]:
         """Return the criterion that ends a run once it has answered."""
@@ -118,9 +130,12 @@ class AnswerContract(Reasoner):
         try:
             data = read_data(text, limit=LARGEST)
         except BoundsError as error:
-            return Progress(messages=(Message.added(correction(str(error)), "contract"),))
+            if self._native:
+                return _refused(str(error), correction(str(error)))
+            return _refused(text_in_place(schema), self._reminder)
         if problems := problems_of_data(schema, data):
-            return Progress(messages=(Message.added(correction(problems), "contract"),))
+            told = correction(problems) if self._native else mending(problems)
+            return _refused(problems, told)
         before = state.answer.text if state.answer else None
         answer = Answer(text=before or text, structured=data, schema_name=schema.name, final=True)
         return Progress(answer=answer)
@@ -148,6 +163,8 @@ class AnswerContractCheck:
         given = answer is not None and answer.text is not None
         if decision is FORBID:
             reason = "the answer was given"
+        elif state.current_step is not None and state.current_step.refused:
+            reason = state.current_step.refused
         elif given:
             reason = "the answer's text was given, its data is awaited"
         else:
@@ -160,8 +177,7 @@ class AnswerContractCheck:
 def refuse_mixed(call: ToolCall, specials: Iterable[str], sink: ErrorSink) -> None:
     """Report the error of one call of a turn that mixes an answer with other calls."""
     if call.name in specials:
-        why = "must be the only call of its turn; nothing was run. Call it again, alone"
-        sink.report_error(call, invalid(call.name, why))
+        sink.report_error(call, invalid(call.name, f"{MIXED}. Call it again, alone"))
         return
     why = "not run: the same turn gave an answer. Call it again without one, if you still need it"
     sink.report_error(call, ErrorInfo(type=ErrorType.TOOL, code=NOT_EXECUTED, message=why))
@@ -183,6 +199,19 @@ def progress_of(outcome: Outcome, state: AgentState) -> Progress | None:
             final=True,
         )
     return Progress(answer=answer, step_type=StepType.FINAL_RESPONSE)
+
+
+def _refused(why: str, told: str, *, is_preamble: bool = True) -> Progress:
+    """Return the progress of a message that is no answer; the model is `told` so."""
+    return Progress(
+        messages=(Message.added(told, "contract"),),
+        refused=refused_answer(why),
+        is_preamble=is_preamble,
+    )
+
+
+def _refused_call(error: ErrorInfo, call: ToolCall) -> Progress:
+    return Progress(refused=refused_answer(error.message.removeprefix(f"{call.name}: ")))
 
 
 def _by_index(calls: Sequence[ToolCall], sinks: Sequence[RecordsSink]) -> dict[int, ToolCallRecord]:

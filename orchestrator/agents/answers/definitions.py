@@ -187,3 +187,24 @@ def correction(problems: str) -> str:
         f"That was not taken as an answer: {problems}. "
         "Answer again with one JSON object that fits the schema, and nothing else."
     )
+
+
+def mending(problems: str) -> str:
+    """Return the reply to a message whose data does not fit, where a tool takes the answer."""
+    return (
+        f"That was not taken as an answer: {problems}. "
+        f"Call {STRUCTURED_RESPONSE} with data that fits its schema."
+    )
+
+
+def text_in_place(schema: SchemaHandle | None) -> str:
+    """Return why text in place of the answer's tool was refused, with the fix, for people."""
+    if schema is None:
+        return (
+            f"text in place of a call of {FINAL_ANSWER}. Use a model that calls tools, or leave "
+            "require_final_answer out"
+        )
+    return (
+        f"text in place of a call of {STRUCTURED_RESPONSE}. Use a model that calls tools, or "
+        "answer_mode='native'"
+    )

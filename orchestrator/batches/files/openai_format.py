@@ -208,7 +208,8 @@ def _error(result: AgentRunResult) -> dict[str, Any]:
         return {"code": "not_finished", "message": f"the run is {result.lifecycle}"}
     if result.status is RunStatus.CANCELLED:
         return {"code": "batch_cancelled", "message": "the run was cancelled"}
-    errors = result.steps[-1].errors if result.steps else ()
-    code = errors[0].code if errors else str(result.stop_reason).upper()
-    message = result.error or f"the run stopped without an answer ({result.stop_reason})"
+    problems = result.steps[-1].problems if result.steps else ()
+    code = problems[0].code if problems else str(result.stop_reason).upper()
+    why = f": {result.explaining.message}" if result.explaining else ""
+    message = result.error or f"the run stopped without an answer ({result.stop_reason}){why}"
     return {"code": code.lower(), "message": message}

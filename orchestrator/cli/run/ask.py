@@ -201,7 +201,8 @@ def print_answer(result: AgentRunResult, *, json: bool, shown_before: str = "") 
         _print_text(result, shown_before)
     if result.status is RunStatus.COMPLETED:
         return COMPLETED
-    cause = f": {shown(result.error)}" if result.error else ""
+    why = result.error or (str(result.explaining) if result.explaining else "")
+    cause = f": {shown(why)}" if why else ""
     notice(f"{result.agent_name} did not complete ({result.stop_reason}){cause}")
     notice(f"Why: stepfleet explain {result.run_id}")
     return SOME_FAILED

@@ -44,6 +44,7 @@ from stepfleet.orchestrator.cli.setup.reaching import warn_of
 from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, code_of
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.cli.views.control import overrides_of
+from stepfleet.orchestrator.cli.views.failures import raises
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
@@ -149,7 +150,7 @@ class _Run:
             return print_answer(self.answer, json=self.plan.json)
         seconds = time.monotonic() - started
         print_ended(ended, seconds, json=self.plan.json)
-        self._print_next_commands(ended.progress)
+        self._print_next_commands(ended)
         return code_of(completed=ended.progress.completed, total=ended.progress.total)
 
     async def _submit_and_collect(self, fleet: AsyncFleet) -> Ended:
@@ -342,8 +343,9 @@ class _Run:
             notice(f"  resume: {self._command(last)}")
         notice(f"  cancel: stepfleet cancel --batch {last.batch_id}{data}")
 
-    def _print_next_commands(self, progress: BatchProgress) -> None:
-        data = data_option(self.plan)
+    def _print_next_commands(self, ended: Ended) -> None:
+        progress, data = ended.progress, data_option(self.plan)
+        again = f"{self._command(progress)} --retry-failed{raises(ended.failures.groups)}"
         results = f"stepfleet results {progress.batch_id}{data}"
         if self.plan.out:
             notice(f"Results: {self.plan.out}. Short: {results} --fields id,output")
@@ -353,14 +355,14 @@ class _Run:
         notice(f"A run with its steps: stepfleet show ID{data}. The ids: {listed}")
         if progress.held:
             notice(
-                f"Held: {progress.held}. Fix it, then: {self._command(progress)} --retry-failed "
+                f"Held: {progress.held}. Fix it, then: {again} "
                 "(it resumes the batch, and retries those that failed)"
             )
         elif progress.completed < progress.total:
             notice(
                 f"Why: stepfleet failures {progress.batch_id}{data}, "
                 f"stepfleet explain ID{data}. "
-                f"Again: {self._command(progress)} --retry-failed"
+                f"Again: {again}"
             )
 
     def _command(self, progress: BatchProgress) -> str:

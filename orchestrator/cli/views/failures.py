@@ -1,6 +1,6 @@
 """A batch's failures by cause, as a terminal shows them, with the command that retries each."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Group, RenderableType
@@ -60,8 +60,20 @@ def command(failures: Failures, group: FailureGroup) -> str:
     """Return the command that retries the runs of a group, or lists those of a fleet. Pure."""
     if not failures.batch_id:
         return f"stepfleet ls --where {group.where}"
-    raised = "".join(f" --raise {name}={value}" for name, value in group.limits.items())
+    raised = raises([group])
     return f"stepfleet retry --batch {failures.batch_id} --where {group.where}{raised}"
+
+
+def raises(groups: Iterable[FailureGroup]) -> str:
+    """Return the options of a retry of all these groups, without which it would refuse some. Pure.
+
+    A run that a limit has stopped would end at once again.
+    """
+    highest: dict[str, int | float] = {}
+    for group in groups:
+        for name, value in group.limits.items():
+            highest[name] = max(value, highest.get(name, 0))
+    return "".join(f" --raise {name}={value}" for name, value in highest.items())
 
 
 def as_data(failures: Failures) -> dict[str, Any]:

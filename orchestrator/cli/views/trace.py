@@ -159,7 +159,7 @@ def _step(step: StepResult, limit: int, *, debug: bool) -> RenderableType:
         if debug and call.error and call.error.traceback:
             lines.append(_traceback(call.error.traceback))
     in_calls = {call.error.message for call in step.tool_calls if call.error}
-    for error in step.errors:
+    for error in step.problems:
         if error.message in in_calls:
             continue
         words = f"  {error.type.value} ({error.code}): {shown_error(error.message, limit)}"

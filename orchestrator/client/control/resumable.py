@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stepfleet.orchestrator.agents.agent import criteria_of
+from stepfleet.orchestrator.agents.agent import criteria_without_code
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
 from stepfleet.orchestrator.continuation.collection import ContinuationCriteria
@@ -37,7 +37,7 @@ def changes_of(
     names the field where one is unknown or invalid.
     """
     own = stored_overrides(config, further)
-    criteria = criteria_of(config.with_overrides(own))
+    criteria = criteria_without_code(config.with_overrides(own))
     return Changes(merged_overrides(overrides, own), criteria)
 
 

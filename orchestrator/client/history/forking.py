@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepfleet.orchestrator.agents.agent import criteria_of
+from stepfleet.orchestrator.agents.agent import criteria_without_code
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
 from stepfleet.orchestrator.client.checkpoints.capture import checked_at
 from stepfleet.orchestrator.client.control.resumable import ensure_resumable
@@ -50,7 +50,7 @@ def forked(run: StoredRun, order: ForkOrder) -> ImportedRun:
     log = _log(run, at, order.message)
     state = _state(run, at, order)
     _check_has_work(run, at, log)
-    ensure_resumable(run.run_id, criteria_of(config), state, "fork")
+    ensure_resumable(run.run_id, criteria_without_code(config), state, "fork")
     return ImportedRun(
         run=NewRun(
             run_id=order.run_id,

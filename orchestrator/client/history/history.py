@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Unpack
 from uuid import UUID, uuid4
 
-from stepfleet.orchestrator.agents.agent import Agent, criteria_of
+from stepfleet.orchestrator.agents.agent import Agent, criteria_without_code
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
@@ -109,7 +109,7 @@ class AsyncFleetHistory:
         wanted = checkpoint.run_id if run_id is None else run_id
         imported = restored(checkpoint, config, checked_id(wanted), own)
         if (agent is not None or own) and not imported.state.status.is_terminal:
-            criteria = criteria_of(config.with_overrides(own))
+            criteria = criteria_without_code(config.with_overrides(own))
             ensure_resumable(wanted, criteria, imported.state, "restore")
         await client.accept([config])
         await client.store.configs.save(config)

@@ -46,8 +46,8 @@ class Erring(Protocol):
         """Its number, from 1."""
 
     @property
-    def errors(self) -> tuple[ErrorInfo, ...]:
-        """What went wrong."""
+    def problems(self) -> tuple[ErrorInfo, ...]:
+        """What went wrong, and why its answer was refused."""
 
 
 class Refused(Protocol):
@@ -65,7 +65,8 @@ class Refused(Protocol):
 def last_error(steps: Sequence[Erring], lost: Iterable[Refused] = ()) -> LastError | None:
     """Return the last error of an execution with these steps; None where there is none.
 
-    Of several errors in a step it is the one that occurred in most steps. `lost` are the attempts
+    Of several errors in a step it is the one that occurred in most steps. A refused answer counts
+    as an error. `lost` are the attempts
     at a further step, which was never committed: the model was out of reach until the end.
     """
     refusals = [one for one in lost if one.reason]
@@ -78,14 +79,14 @@ def last_error(steps: Sequence[Erring], lost: Iterable[Refused] = ()) -> LastErr
             step=refusals[-1].step,
             steps=len(steps) + 1,
         )
-    failed = [step for step in steps if step.errors]
+    failed = [step for step in steps if step.problems]
     if not failed:
         return None
-    keys = [{cause_of(error).key for error in step.errors} for step in failed]
+    keys = [{cause_of(error).key for error in step.problems} for step in failed]
     newest = failed[-1]
-    counted = [sum(cause_of(one).key in step for step in keys) for one in newest.errors]
+    counted = [sum(cause_of(one).key in step for step in keys) for one in newest.problems]
     most = max(counted)
-    error = newest.errors[counted.index(most)]
+    error = newest.problems[counted.index(most)]
     return LastError.model_construct(
         **dict(error.without_traceback()),
         step=newest.step,
@@ -122,7 +123,8 @@ class FailedRun(Record):
     """A run that ended without completing, as failures are counted and selected.
 
     `text` is the error that explains its end, else the text of the end itself. `step` is that of
-    the error, or the last one. `limits` are the limits that stopped it, with twice their values.
+    the error, or the last one. `limits` are the limits that stopped it, with twice their values, or
+    twice what was used: a retry has to raise them.
     """
 
     run_id: str

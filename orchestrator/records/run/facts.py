@@ -12,7 +12,7 @@ from pydantic import ConfigDict, Field, computed_field
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import Cause, ErrorInfo
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
-from stepfleet.orchestrator.records.run.causes import LastError, cause_of_end
+from stepfleet.orchestrator.records.run.causes import LastError, cause_of_end, explains
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import Handoff, StepResult
 from stepfleet.orchestrator.records.usage import UsageStats, sum_usd
@@ -240,6 +240,11 @@ class RunFacts(Record):
         if self.stop_reason is None or self.status is RunStatus.COMPLETED:
             return None
         return cause_of_end(self.stop_reason, self.error, self.last_error, self.model)
+
+    @property
+    def explaining(self) -> LastError | None:
+        """The last error, where it explains the end."""
+        return explains(self.stop_reason, self.last_error) if self.stop_reason else None
 
     @property
     def last_failure(self) -> ErrorInfo | None:

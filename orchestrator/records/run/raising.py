@@ -56,6 +56,8 @@ def check_ended_well(facts: RunFacts) -> None:
             raise RunActive(f"{run} is {facts.lifecycle.value}: wait for its end", result=facts)
         case RunStatus.MAX_ITERATIONS_REACHED:
             reason = why or (facts.stop_reason.value if facts.stop_reason else "a limit")
+            if facts.explaining is not None:
+                reason = f"{reason}; {facts.explaining}"
             raise MaxStepsExceeded(
                 f"{run} stopped after {facts.steps_used} steps: {reason}", result=facts
             )

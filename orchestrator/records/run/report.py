@@ -84,7 +84,9 @@ def debugged(facts: RunFacts) -> DebugSummary:
         resolved_by=outcome.resolved_by if outcome else None,
         reason=facts.error or (outcome.reason if outcome else None),
         errors=tuple(
-            StepErrors(step=step.step, errors=step.errors) for step in facts.steps if step.errors
+            StepErrors(step=step.step, errors=step.problems)
+            for step in facts.steps
+            if step.problems
         ),
         finish_reason=facts.steps[-1].finish_reason if facts.steps else None,
         usage=facts.usage,
@@ -149,7 +151,7 @@ def _step_parts(step: StepResult) -> Iterator[str]:
         text = result_text(call)
         yield Observation(tool_call_id=identity, result=text, is_error=call.is_error).describe()
     in_calls = {call.error.message for call in step.tool_calls if call.error}
-    for error in step.errors:
+    for error in step.problems:
         if error.message not in in_calls:
             yield _error_line(error)
 
@@ -248,7 +250,7 @@ def _traceback(error: ErrorInfo) -> Iterator[str]:
 def _model_failures(step: StepResult) -> list[str]:
     return [
         _error_line(error)
-        for error in step.errors
+        for error in step.problems
         if error.call_id is None and error.tool_name is None
     ]
 

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.records.memory_window import Remembered, Window
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.state import AgentState, HandOff, Lifecycle, ToolResults
+from stepfleet.orchestrator.records.state import AgentState, HandOff, Lifecycle, ToolResults, Used
 from stepfleet.orchestrator.records.steps import (
     LoggedErrors,
     LoggedStep,
@@ -205,6 +205,12 @@ def load_errors(header: Fields, fields: Fields) -> tuple[int, list[LoggedErrors]
     with _reading():
         execution = HandOff.from_json(unpacked(header["slim"])).info.execution
         return execution, [LoggedErrors.from_json(step) for step in _steps(fields, 0)]
+
+
+def load_used(header: Fields) -> Used:
+    """Return what a run's newest execution has used. Raises `SerializationError`."""
+    with _reading():
+        return Used.from_json(unpacked(header["slim"]))
 
 
 def load_outcome(stored: str | None) -> ContinuationOutcome | None:

@@ -22,6 +22,7 @@ from stepfleet.orchestrator.store.records.codec import (
     check_version,
     load_errors,
     load_lost,
+    load_used,
 )
 from stepfleet.orchestrator.store.runs.reading import (
     EndedRuns,
@@ -99,7 +100,6 @@ def failed_run(
     reason = StopReason(header["stop_reason"])
     error = header.get("error") or ""
     why = explains(reason, last)
-    limits = {name: getattr(config, name) for name in _LIMITS.get(reason, ())}
     return FailedRun(
         run_id=run_id,
         line_id=header.get("line") or None,
@@ -110,8 +110,18 @@ def failed_run(
         step=why.step if why else steps_of(header),
         text=why.message if why else error,
         cause=cause_of_end(reason, error, last, config.model),
-        limits={name: value * 2 for name, value in limits.items() if value is not None},
+        limits=_raised(header, config, reason),
     )
+
+
+def _raised(header: Fields, config: AgentConfig, reason: StopReason) -> dict[str, int | float]:
+    """Return limits that a retry has to raise: twice their values, or what was used of them."""
+    limits = {name: getattr(config, name) for name in _LIMITS.get(reason, ())}
+    set_ones = {name: value for name, value in limits.items() if value is not None}
+    if not set_ones:
+        return {}
+    used = load_used(header)
+    return {name: round(2 * max(one, used.of(name)), 6) for name, one in set_ones.items()}
 
 
 def _newest_error(header: Fields, fields: Fields, lost: Mapping[str, str]) -> LastError | None:

@@ -339,7 +339,7 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
         cached_tokens=result.usage.cached_tokens if result.usage else 0,
         cost_usd=result.cost_usd,
         cached=result.cached,
-        errors=tuple(_cut(error.message) for error in result.errors[:MOST_CALLS]),
+        errors=tuple(_cut(error.message) for error in result.problems[:MOST_CALLS]),
         text=_cut(texts["text"]) if content and "text" in texts else None,
         tool_calls=tuple(
             ToolSummary(
@@ -368,7 +368,7 @@ def _decision(decision: Decision | None, *, content: bool) -> str | None:
 def _texts(result: StepResult) -> dict[str, str]:
     """Return the texts of a step in full, by their names in `StepSummary.cut`."""
     found = {"text": result.thought} if result.thought else {}
-    for at, error in enumerate(result.errors[:MOST_CALLS]):
+    for at, error in enumerate(result.problems[:MOST_CALLS]):
         found[f"errors:{at}"] = error.message
     for at, call in enumerate(result.tool_calls[:MOST_CALLS]):
         found |= {f"arguments:{at}": _json(call.arguments), f"result:{at}": _json(call.result)}

@@ -113,7 +113,7 @@ async def all_kinds(fleet: AsyncFleet) -> list[str]:
         {"error_policy": ErrorPolicy.retry_all(2), "max_steps": 6},
     )
     return [
-        await fleet.submit(AGENTS[name], f"question {n}", **given)
+        await fleet.submit(AGENTS[name], f"question {n}", model_attempts=2, **given)
         for name in ("strict", "patient")
         for n, given in enumerate(limits)
     ]

@@ -13,6 +13,7 @@ from stepfleet.orchestrator import (
     AgentState,
     Continue,
     FinalAnswer,
+    MaxStepsExceeded,
     Message,
     ModelRequest,
     ReturnAnswer,
@@ -27,6 +28,7 @@ from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
 from stepfleet.orchestrator.agents.answers.contract import DEFAULT_TEXT
 from stepfleet.orchestrator.records.run.raising import StructuredDataError
 from stepfleet.orchestrator.records.steps import StepType
+from stepfleet.orchestrator.store.runs.timeline import Timelines
 
 Ran = tuple[AgentRunResult, tuple[Message, ...], list[ModelRequest]]
 RAN: list[str] = []
@@ -338,3 +340,132 @@ async def test_beside_special_tools_alone_text_still_ends_a_run(redis_url: str) 
     """TOOL-21"""
     result, _, _ = await ran(redis_url, say("done"), special_tools=(STOP,))
     assert (result.output, result.steps_used) == ("done", 1)
+
+
+def refusal(result: AgentRunResult) -> str:
+    """Return the refusal that explains a run's end, as every reader has it."""
+    assert result.stop_reason is StopReason.STEPS_LIMIT
+    assert result.last_error is not None
+    text = result.last_error.message
+    assert (result.last_error.type, result.last_error.code) == ("validation", "ANSWER_REFUSED")
+    assert text in result.explain()
+    assert text in str(result.debug())
+    assert result.cause is not None
+    assert result.cause.code == "ANSWER_REFUSED"
+    assert result.outcome is not None
+    check = result.outcome.get_evaluation_for("AnswerContractCheck")
+    assert check is not None
+    assert check.reason == text
+    with pytest.raises(MaxStepsExceeded, match="answer refused"):
+        result.raise_for_status()
+    return text
+
+
+WRONG = {"name": "Oslo", "people": "many"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (call(("structured_response", {"structured": WRONG})), "people: 'many' is not of type"),
+        (
+            call(("final_answer", {"answer": "Oslo", "structured": WRONG})),
+            "people: 'many' is not of type",
+        ),
+        (call(("structured_response", {"wrong": 1})), "'structured' is a required property"),
+        (
+            call(("structured_response", {"structured": CITY}), ("look", {"what": "a"})),
+            "must be the only call of its turn",
+        ),
+        (say("Oslo, I think"), "text in place of a call of structured_response"),
+        (say(json.dumps(WRONG)), "people: 'many' is not of type"),
+    ],
+)
+async def test_an_answer_that_the_contract_refuses_names_the_cause(
+    redis_url: str, answer: Any, why: str
+) -> None:
+    """ANS-07, ANS-09: also where the last allowed step gave it; the step itself did not fail."""
+    result, _, _ = await ran(redis_url, answer, output_type=City, max_steps=2)
+    text = refusal(result)
+    assert text.startswith("answer refused: ")
+    assert why in text
+    assert not result.steps[-1].errors
+    assert result.output is None
+
+
+async def test_text_in_place_of_the_final_answer_is_named_with_its_fix(redis_url: str) -> None:
+    """ANS-11"""
+    result, _, _ = await ran(redis_url, say("it is 42"), require_final_answer=True, max_steps=1)
+    assert "leave require_final_answer out" in refusal(result)
+
+
+async def test_in_native_mode_a_refused_message_names_the_cause(redis_url: str) -> None:
+    """ANS-17"""
+    result, _, _ = await ran(redis_url, say('{"name": "Oslo"}'), **NATIVE, max_steps=1)
+    assert "'people' is a required property" in refusal(result)
+    assert result.output is None
+
+
+async def test_the_timeline_and_the_events_of_a_step_have_its_refusal(redis_url: str) -> None:
+    """ANS-09: the pages show a step with one as one with errors."""
+    wrong = call(("structured_response", {"structured": WRONG}))
+    async with opened_run(redis_url, wrong, tools=(look,), output_type=City, max_steps=1) as (
+        desk,
+        hands,
+        run_id,
+    ):
+        await hands.finish(run_id)
+        store = desk.opened
+        seen = await Timelines(store.connection, store.keys).read(run_id, 1, 9, content=True)
+        events, _ = await desk.runs.events(run_id)
+    (error,) = seen.steps[0].errors
+    assert error.startswith("answer refused: people: 'many' is not of type 'integer'")
+    (done,) = (one["payload"] for one in events if one["type"] == "agent.step.completed")
+    assert (done["errors"], done["refused"]) == ([], error)
+
+
+async def test_a_refusal_is_forgotten_when_a_later_answer_is_taken(redis_url: str) -> None:
+    wrong = call(("structured_response", {"structured": WRONG}))
+    result, _, _ = await ran(redis_url, wrong, DATA, output_type=City)
+    assert (result.status, result.last_error) == (RunStatus.COMPLETED, None)
+
+
+@pytest.mark.parametrize("text", [json.dumps(CITY), f"```json\n{json.dumps(CITY)}\n```"])
+async def test_in_the_default_mode_a_whole_message_that_is_valid_data_is_the_answer(
+    redis_url: str, text: str
+) -> None:
+    """ANS-09, ANS-11, CONT-33"""
+    result, messages, _ = await ran(redis_url, say(text), output_type=City, max_steps=1)
+    assert (result.status, result.structured, result.schema_name) == (
+        RunStatus.COMPLETED,
+        CITY,
+        "City",
+    )
+    assert (result.output, len(messages)) == (text, 2)
+
+
+async def test_data_in_a_message_is_corrected_by_place_in_the_default_mode(redis_url: str) -> None:
+    """ANS-09"""
+    result, messages, _ = await ran(redis_url, say(json.dumps(WRONG)), DATA, output_type=City)
+    assert "people: 'many' is not of type 'integer'" in told(messages)[0]
+    assert "Call structured_response" in told(messages)[0]
+    assert result.structured == CITY
+
+
+async def test_a_message_of_a_strategy_in_json_mode_is_never_taken_as_data(redis_url: str) -> None:
+    """ANS-09: its object fits any schema that requires nothing."""
+    thinks = say(json.dumps({"thought": "hm", "action": None, "done": False}))
+    result, _, _ = await ran(
+        redis_url, thinks, strategy="react", output_type={"type": "object"}, max_steps=1
+    )
+    assert result.stop_reason is StopReason.STEPS_LIMIT
+
+
+@pytest.mark.parametrize("contract", [{"output_type": City}, {"require_final_answer": True}])
+async def test_a_preamble_is_no_output_of_a_run_with_a_contract(
+    redis_url: str, contract: dict[str, Any]
+) -> None:
+    asked = call(("look", {"what": "a"}), text="Let me look that up")
+    result, _, _ = await ran(redis_url, asked, max_steps=1, **contract)
+    assert (result.status, result.output) == (RunStatus.MAX_ITERATIONS_REACHED, None)
+    assert result.steps[0].thought == "Let me look that up"

@@ -18,6 +18,7 @@ from stepfleet.orchestrator import (
     ConfigurationError,
     Fleet,
     Lifecycle,
+    MaxStepsExceeded,
     Message,
     RunFailed,
     RunStatus,
@@ -84,6 +85,43 @@ async def test_a_run_that_fails_raises_only_where_text_is_asked_for(
     whole = asyncio.create_task(fleet.run_with_steps(AGENT, "hi"))
     await fail_next()
     assert (await whole).status is RunStatus.ERROR
+
+
+async def test_a_run_that_a_limit_stops_raises_where_text_is_asked_for(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """RUN-31: its last text is no answer."""
+
+    async def call_tools() -> None:
+        claim = await desk.claim(await next_run(desk))
+        await desk.commit(claim, called(claim))
+
+    work = asyncio.create_task(fleet.run(AGENT, "hi", max_steps=1, timeout=60))
+    await call_tools()
+    with pytest.raises(MaxStepsExceeded, match="steps: 1 has reached the limit of 1") as caught:
+        await work
+    assert isinstance(caught.value.result, AgentRunResult)
+
+
+async def test_a_run_that_never_raises_gives_its_result(fleet: AsyncFleet, desk: Bench) -> None:
+    """RUN-31"""
+    for ask in (
+        fleet.run(AGENT, "hi", timeout=60, raise_on="never"),
+        fleet.run_with_messages(AGENT, [Message.user("hi")], timeout=60, raise_on="never"),
+    ):
+        work = asyncio.create_task(ask)
+        claim = await desk.claim(await next_run(desk))
+        await desk.commit(claim, failed(claim))
+        result = await work
+        assert (result.status, result.steps_used) == (RunStatus.ERROR, 1)
+
+
+async def test_an_unknown_word_for_when_to_raise_is_refused_before_anything_is_paid(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    with pytest.raises(ConfigurationError, match="field 'raise_on' is 'error'; write 'not_com"):
+        await fleet.run(AGENT, "hi", raise_on="error")  # type: ignore[call-overload]
+    assert await desk.queued() == 0
 
 
 async def test_a_run_goes_on_when_waiting_for_it_ends(fleet: AsyncFleet, desk: Bench) -> None:

@@ -112,8 +112,8 @@ async def test_a_snapshot_does_not_bring_back_when_its_execution_began(redis_url
 
 async def test_between_the_steps_of_an_execution_its_start_is_kept(redis_url: str) -> None:
     """TIME-05, CONT-17: an execution that began long ago ends at the wall-clock limit."""
-    script = (call(("nap", {"seconds": 0.0})), say("never"))
-    async with opened_run(redis_url, *script, tools=(nap,), time_limit=60) as (
+    script = call(("nap", {"seconds": 0.0}))
+    async with opened_run(redis_url, script, tools=(nap,), time_limit=60) as (
         desk,
         hands,
         run_id,

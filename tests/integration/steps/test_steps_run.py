@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 from support.deadlines import until
-from support.runs.opened_runs import Opened, lease_runs_out
+from support.runs.opened_runs import Opened, lease_runs_out, opened_run
 from support.runs.scripted_steps import Hands, Script, call, requests, say
 from support.runs.stored_runs import bench
 from support.runs.tools import look
@@ -335,3 +335,22 @@ async def test_where_keys_are_sent_says_the_workers_code_and_not_the_store(
     assert error is not None
     assert "127.0.0.1:9" in error
     assert "canary" not in error
+
+
+async def test_a_run_that_had_its_answer_is_completed_by_a_retry_without_a_call(
+    redis_url: str,
+) -> None:
+    """CONT-33: nothing is sent after the answer; so end runs that an earlier release stopped."""
+    at_first = [ContinuationDecision.ALLOW_CONTINUATION, ContinuationDecision.FORBID_CONTINUATION]
+    left = iter(at_first)
+    guard = when(lambda _: next(left, ContinuationDecision.ALLOW_CONTINUATION))
+    async with opened_run(redis_url, say("done"), criteria=(guard,)) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        stored = await desk.stored(run_id)
+        assert stored.result().stop_reason is StopReason.GUARD
+        revision = revise(stored.state, stored.log, {}, await desk.runs.now())
+        await desk.control.retry(stored, revision)
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert (result.status, result.output, result.steps_used) == (RunStatus.COMPLETED, "done", 1)
+    assert len(requests(hands)) == 1

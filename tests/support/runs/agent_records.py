@@ -34,6 +34,12 @@ def a_state(steps: int = 0, **fields: Any) -> AgentState:
     return AgentState(**{**given, **fields})
 
 
+def a_busy_state(steps: int, **fields: Any) -> AgentState:
+    """Return a state behind `steps` steps, the last of which called a tool."""
+    last = a_last_step(type=StepType.TOOL_EXECUTION, has_tool_calls=True, text=None)
+    return a_state(steps, current_step=last, **fields)
+
+
 def a_last_step(**fields: Any) -> LastStep:
     """Return the facts of a step that answered without tools."""
     given = {

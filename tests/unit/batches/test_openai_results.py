@@ -15,6 +15,8 @@ from stepfleet.orchestrator import (
     UsageStats,
 )
 from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
+from stepfleet.orchestrator.records.errors import refused_answer
+from stepfleet.orchestrator.records.run.causes import last_error
 from stepfleet.orchestrator.records.run.results import end_state, run_status
 
 RUN = "11111111-2222-3333-4444-555555555555"
@@ -104,3 +106,14 @@ def test_a_cancelled_run_and_one_at_a_limit_without_text_are_errors() -> None:
 def test_an_active_run_is_reported_as_not_finished() -> None:
     active = ended(StopReason.COMPLETED).model_copy(update={"status": None})
     assert to_openai_line(active)["error"]["code"] == "not_finished"
+
+
+def test_an_answer_that_was_refused_is_an_error_that_names_the_cause() -> None:
+    refused = step(refused=refused_answer("verdict: 'maybe' is no verdict"))
+    stopped = ended(StopReason.STEPS_LIMIT, refused, last_error=last_error([refused]))
+    line = to_openai_line(stopped)
+    assert line["response"] is None
+    assert line["error"]["code"] == "answer_refused"
+    assert line["error"]["message"].endswith(
+        "(steps_limit): answer refused: verdict: 'maybe' is no verdict"
+    )

@@ -4,7 +4,14 @@ import time
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.runs.agent_records import START, a_failed_state, a_last_step, a_state, an_info
+from support.runs.agent_records import (
+    START,
+    a_busy_state,
+    a_failed_state,
+    a_last_step,
+    a_state,
+    an_info,
+)
 
 from stepfleet.orchestrator import (
     AgentState,
@@ -81,9 +88,9 @@ def test_none_switches_a_limit_off() -> None:
 @pytest.mark.parametrize(
     ("state", "reason"),
     [
-        (a_state(10), StopReason.STEPS_LIMIT),
-        (a_state(1, usage=UsageStats(total_tokens=32_768)), StopReason.TOKEN_LIMIT),
-        (a_state(1, info=an_info().at(START.replace(minute=5))), StopReason.TIME_LIMIT),
+        (a_busy_state(10), StopReason.STEPS_LIMIT),
+        (a_busy_state(1, usage=UsageStats(total_tokens=32_768)), StopReason.TOKEN_LIMIT),
+        (a_busy_state(1, info=an_info().at(START.replace(minute=5))), StopReason.TIME_LIMIT),
         (a_failed_state(ErrorType.TOOL, tools=True), StopReason.ERROR),
     ],
 )
@@ -111,22 +118,22 @@ def test_an_exceeded_limit_forbids_before_the_first_step() -> None:
 
 def test_the_time_of_the_step_just_done_counts() -> None:
     """TIME-16: one step longer than the limit."""
-    state = a_state(1, info=an_info().add_execution_time(2.0))
+    state = a_busy_state(1, info=an_info().add_execution_time(2.0))
     outcome = base_criteria(cumulative_timeout=1.5).evaluate(state)
     assert outcome.stop_reason is StopReason.TIME_LIMIT
 
 
 NINE = {
     StopReason.COMPLETED: a_state(1),
-    StopReason.STEPS_LIMIT: a_state(10),
-    StopReason.TOKEN_LIMIT: a_state(1, usage=UsageStats(total_tokens=99_999)),
-    StopReason.TIME_LIMIT: a_state(1, info=an_info().at(START.replace(hour=13))),
+    StopReason.STEPS_LIMIT: a_busy_state(10),
+    StopReason.TOKEN_LIMIT: a_busy_state(1, usage=UsageStats(total_tokens=99_999)),
+    StopReason.TIME_LIMIT: a_busy_state(1, info=an_info().at(START.replace(hour=13))),
     StopReason.RETRY_LIMIT: a_failed_state(ErrorType.TOOL, 2),
     StopReason.ERROR: a_failed_state(ErrorType.MODEL, 1),
     StopReason.FINISH_REASON: a_state(
         1, current_step=a_last_step(finish_reason=FinishReason.LENGTH)
     ),
-    StopReason.GUARD: a_state(1, cost_usd=2.0),
+    StopReason.GUARD: a_busy_state(1, cost_usd=2.0),
     StopReason.USER_REQUESTED: a_state(1, stop_requested="enough"),
 }
 

@@ -1,6 +1,13 @@
 import pytest
 from pydantic import TypeAdapter
-from support.runs.agent_records import a_call, a_failed_step, a_result, a_state, a_step, an_error
+from support.runs.agent_records import (
+    a_busy_state,
+    a_call,
+    a_failed_step,
+    a_result,
+    a_step,
+    an_error,
+)
 
 from stepfleet.orchestrator import (
     Action,
@@ -152,7 +159,7 @@ def test_the_explanation_has_every_field_of_every_call() -> None:
 
 def test_the_explanation_says_why_the_run_stopped_with_each_criterions_numbers() -> None:
     """CONT-28, RUN-24"""
-    outcome = base_criteria().evaluate(a_state(10))
+    outcome = base_criteria().evaluate(a_busy_state(10))
     lost = LostAttempt(kind="crash", step=2, seconds=1.5, ambiguous=True)
     told = a_result(StopReason.STEPS_LIMIT, outcome=outcome, lost_attempts=(lost,)).explain()
     assert "Stop reason: steps_limit" in told

@@ -190,6 +190,7 @@ def run_end(result: AgentRunResult, most: int = LONGEST_OUTPUT) -> RunEnd:
     output = result.output
     if result.structured is not None:
         output = orjson.dumps(to_jsonable_python(result.structured)).decode()
+    why = result.error or (str(result.explaining) if result.explaining else None)
     return RunEnd(
         run_id=result.run_id,
         agent=result.agent_name,
@@ -197,7 +198,7 @@ def run_end(result: AgentRunResult, most: int = LONGEST_OUTPUT) -> RunEnd:
         stop_reason=result.stop_reason or "",
         output=None if output is None else output[:most],
         cut=max(len(output or "") - most, 0),
-        error=result.error[:_LONGEST_ERROR] if result.error else None,
+        error=why[:_LONGEST_ERROR] if why else None,
         steps=len(result.steps),
         usage=result.usage,
         cost_usd=result.cost_usd,

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from stepfleet.orchestrator import Cause, FailedRun, FailureGroup, Failures, StopReason
-from stepfleet.orchestrator.cli.views.failures import as_data, picture, top
+from stepfleet.orchestrator.cli.views.failures import as_data, picture, raises, top
 
 BATCH = "7d7bbd5c-3f0e-5f0c-9d0e-6f3a3a4ad8a1"
 
@@ -53,6 +53,13 @@ def test_a_group_has_its_example_and_an_unbroken_command_that_raises_its_limits(
 def test_large_limits_are_whole_numbers_in_the_command() -> None:
     group = _group(1, limits={"token_limit": 20_000_000})
     assert "--raise token_limit=20000000" in _text(picture(_failures(group)))
+
+
+def test_a_retry_of_all_groups_raises_each_limit_to_the_highest() -> None:
+    """CONT-33: the hint after a run has the same options as each group's own command."""
+    groups = [_group(2, limits={"max_steps": 8}), _group(1, limits={"max_steps": 16}), _group(3)]
+    assert raises(groups) == " --raise max_steps=16"
+    assert raises([]) == raises(groups[2:]) == ""
 
 
 def test_a_group_of_many_steps_counts_the_most_frequent() -> None:

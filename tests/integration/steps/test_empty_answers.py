@@ -1,0 +1,89 @@
+"""Empty answers over a real Redis: asked again, then a named failure; each call is listed."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from support.runs.opened_runs import Opened, finish_with_waits
+from support.runs.scripted_steps import call, requests, say
+from support.runs.tools import look
+
+from stepfleet.orchestrator import FinishReason, LLMResponse, ModelErrorCode, RunStatus, StopReason
+from stepfleet.orchestrator.records.errors import ErrorType
+
+
+def in_turn(*answers: LLMResponse) -> Callable[[Any], Any]:
+    """Return a model that gives these answers, call by call, and the last one from then on."""
+    left = list(answers)
+
+    async def answer(_: Any) -> LLMResponse:
+        return left.pop(0) if len(left) > 1 else left[0]
+
+    return answer
+
+
+async def test_an_empty_answer_is_asked_again_and_what_it_cost_is_listed(opened: Opened) -> None:
+    model = in_turn(say(""), say("here it is"))
+    async with opened(model) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert (result.status, result.output) == (RunStatus.COMPLETED, "here it is")
+    (lost,) = result.lost_attempts
+    assert (lost.kind, lost.tokens, lost.estimated) == ("deferred", 15, False)
+    assert lost.cost_usd == pytest.approx(0.015)
+    assert "the answer is empty" in (lost.reason or "")
+    assert len(result.steps) == 1
+
+
+async def test_a_model_that_gives_nothing_ends_the_run_with_the_name_of_that(
+    opened: Opened,
+) -> None:
+    async with opened(say(" \n"), model_attempts=3) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert (result.status, result.stop_reason) == (RunStatus.ERROR, StopReason.ERROR)
+    assert result.output is None
+    assert result.last_error is not None
+    assert result.last_error.code == ModelErrorCode.EMPTY_ANSWER
+    assert result.last_error.type is ErrorType.MODEL
+    assert result.steps[0].finish_reason is FinishReason.STOP
+    assert len(requests(hands)) == len(result.lost_attempts) == 3
+    assert [one.tokens for one in result.lost_attempts] == [15, 15, 15]
+
+
+async def test_an_empty_answer_after_a_tool_fails_too(opened: Opened) -> None:
+    script = (call(("look", {"what": "a"}), text="I will look"), say(""))
+    async with opened(*script, tools=(look,), model_attempts=1) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.ERROR
+    assert result.last_error is not None
+    assert result.last_error.code == ModelErrorCode.EMPTY_ANSWER
+
+
+@pytest.mark.parametrize(
+    ("reason", "code"),
+    [
+        (FinishReason.LENGTH, ModelErrorCode.EMPTY_ANSWER),
+        (FinishReason.CONTENT_FILTER, ModelErrorCode.CONTENT_FILTER),
+    ],
+)
+async def test_what_a_limit_cut_or_a_filter_withheld_is_bought_once_and_named(
+    opened: Opened, reason: FinishReason, code: ModelErrorCode
+) -> None:
+    async with opened(say("", finish_reason=reason)) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.ERROR
+    assert result.steps[0].finish_reason is reason
+    assert result.last_error is not None
+    assert result.last_error.code == code
+    assert reason.value in (result.error or "")
+    assert len(requests(hands)) == len(result.lost_attempts) == 1
+
+
+async def test_an_agent_that_allows_empty_answers_completes_with_one(opened: Opened) -> None:
+    async with opened(say(""), allow_empty_answer=True) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert (result.status, len(requests(hands))) == (RunStatus.COMPLETED, 1)

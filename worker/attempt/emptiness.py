@@ -1,0 +1,59 @@
+"""Which answers are none: no text, no call, no refusal in words, or broken off. Pure.
+
+Judged on the answer as its model gave it, before anything of the agent reads it.
+"""
+
+from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.steps import FinishReason
+
+_ENDED_BY_THE_MODEL = (FinishReason.STOP, FinishReason.TOOL_CALLS, FinishReason.OTHER)
+
+
+def no_answer(response: LLMResponse, *, allowed: bool) -> ModelError | None:
+    """Return the failure of a call whose answer is empty or broken off; None where there is one.
+
+    `allowed` is the agent's `allow_empty_answer`: it accepts those that the model has ended itself.
+    What a filter withheld, or a limit of tokens cut, would be so again: it is not retried.
+    """
+    reason, text = response.finish_reason, response.content
+    has_content = bool(response.tool_calls) or bool(text and not text.isspace())
+    if has_content and reason is not FinishReason.ERROR:
+        return None
+    if allowed and reason in _ENDED_BY_THE_MODEL:
+        return None
+    error = _failure(response)
+    error.finish_reason = reason
+    if response.request_id:
+        error.name_request(response.request_id)
+    return error
+
+
+def _failure(response: LLMResponse) -> ModelError:
+    reason = response.finish_reason
+    thought = " after it had reasoned" if response.reasoning or response.reasoning_text else ""
+    named = f"finish reason {reason.value}"
+    if reason is FinishReason.ERROR:
+        return ModelError(
+            f"the model broke its answer off ({named})",
+            retryable=True,
+            code=ModelErrorCode.MALFORMED_ANSWER,
+        )
+    if reason is FinishReason.CONTENT_FILTER:
+        return ModelError(
+            f"the answer was refused without any text ({named}): change the input",
+            code=ModelErrorCode.CONTENT_FILTER,
+        )
+    if reason is FinishReason.LENGTH:
+        return ModelError(
+            f"the answer was cut at its limit of tokens before any text{thought} ({named}): "
+            "raise settings.max_tokens, or lower the reasoning",
+            code=ModelErrorCode.EMPTY_ANSWER,
+        )
+    return ModelError(
+        f"the answer is empty: no text and no tool call{thought} ({named}). An agent that wants "
+        "empty answers has allow_empty_answer=True",
+        retryable=True,
+        code=ModelErrorCode.EMPTY_ANSWER,
+    )
