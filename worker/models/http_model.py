@@ -405,7 +405,9 @@ class HttpModel(LLM):
             if answer.is_over:
                 await _read_out(parts)
             await take(cutter.end())
-            return answer.error or await _read(received.size, answer.payload)
+            if answer.error is not None:
+                return answer.error
+            return await _read(received.size, answer.payload)
         finally:
             received.text = answer.size
             received.usage = self._format.usage(answer.usage)

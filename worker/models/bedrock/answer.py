@@ -51,12 +51,6 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
     reasoning: list[Block] = []
     thoughts: list[str] = []
     says = False  # a text that is sent back: the service takes none that is blank
-
-    def add(text: str) -> None:
-        nonlocal says
-        texts.append(text)
-        says = says or bool(text.strip())
-
     for block in _content(payload):
         if "toolUse" in block:
             used = block["toolUse"] if isinstance(block["toolUse"], dict) else {}
@@ -70,13 +64,10 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
             if is_known_again and len(reasoning) < MOST_REASONING:
                 at = says + len(uses)
                 reasoning.append(reasoning_block(provider_of(default_model), at, block))
-        elif isinstance(block.get("text"), str):
-            add(block["text"])
-        elif isinstance(cited := block.get("citationsContent"), dict):
-            parts = cited.get("content")
-            quotes = parts if isinstance(parts, list) else ()
-            for one in quotes:
-                add(word(one.get("text")) if isinstance(one, dict) else "")
+        else:
+            said = _texts(block)
+            texts += said
+            says = says or any(map(str.strip, said))
     calls = parse_tool_calls(uses, new_id=new_call_id)
     reason = word(payload.get("stopReason"))
     if reason in _MISTAKES and not calls and not any(texts):
@@ -94,6 +85,14 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )
+
+
+def _texts(block: dict[str, Any]) -> list[str]:
+    """Return the texts of a block, cited or not."""
+    cited = block.get("citationsContent")
+    parts = cited.get("content") if isinstance(cited, dict) else [block]
+    found = parts if isinstance(parts, list) else []
+    return [word(one.get("text")) for one in found if isinstance(one, dict)]
 
 
 def _content(payload: dict[str, Any]) -> list[dict[str, Any]]:

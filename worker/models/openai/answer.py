@@ -23,11 +23,17 @@ from stepfleet.worker.models.openai.stream import (
     REASONING_DETAILS,
     REASONING_FIELDS,
     choices_of,
+    older_call,
+    thoughts_in,
 )
 
 _LONGEST_NAME = 512
 """Characters of a model's name; it is stored with each step, whatever the server put there."""
 
+_REFUSALS = (
+    "content_filter content-filter safety refusal sensitive recitation blocklist"
+    " prohibited_content spii language guardrail_intervened"
+)
 _REASONS = {
     "stop": FinishReason.STOP,
     "eos": FinishReason.STOP,
@@ -40,11 +46,7 @@ _REASONS = {
     "function_call": FinishReason.TOOL_CALLS,
     "tool_use": FinishReason.TOOL_CALLS,
     **dict.fromkeys(("model_length", "max_output_tokens"), FinishReason.LENGTH),
-    **dict.fromkeys(
-        "content_filter content-filter safety refusal sensitive recitation blocklist"
-        " prohibited_content spii language guardrail_intervened".split(),
-        FinishReason.CONTENT_FILTER,
-    ),
+    **dict.fromkeys(_REFUSALS.split(), FinishReason.CONTENT_FILTER),
     "error": FinishReason.ERROR,
 }
 _BROKEN_OFF = {
@@ -124,6 +126,8 @@ def _reasoning(message: dict[str, Any]) -> list[str]:
     for field in REASONING_FIELDS:
         if isinstance(text := message.get(field), str) and text:
             return [text]
+    if thoughts := thoughts_in(message.get("content")):
+        return thoughts
     details = message.get(REASONING_DETAILS)
     items = [one for one in details if isinstance(one, dict)] if isinstance(details, list) else []
     found = (one.get("text") or one.get("summary") for one in items)
@@ -157,8 +161,8 @@ def _merged(choices: list[dict[str, Any]]) -> dict[str, Any]:
 
 def _tool_calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     raw = message.get("tool_calls")
-    if not raw and isinstance(called := message.get("function_call"), dict):
-        raw = [{"function": called}]  # the form before there could be several
+    if not raw and (called := older_call(message)):
+        raw = [{"function": called}]
     if raw is None:
         return ()
     if not isinstance(raw, list):

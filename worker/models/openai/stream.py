@@ -192,7 +192,7 @@ class _StreamedChoice:
         delta = self._delta(choice)
         for call in _as_list(delta.get("tool_calls")):
             self.calls.add(call)
-        if not delta.get("tool_calls") and (called := delta.get("function_call")):
+        if not delta.get("tool_calls") and (called := older_call(delta)):
             self.calls.add({"index": 0, "function": called})
         if isinstance(refused := delta.get("refusal"), str):
             self._refusal.append(refused)
@@ -202,6 +202,9 @@ class _StreamedChoice:
                 self.size += len(thought)
         for one in _as_list(delta.get(REASONING_DETAILS)):
             self._details.add(one)
+        for thought in thoughts_in(delta.get("content")):
+            self._reasoning.setdefault(REASONING_FIELDS[0], []).append(thought)
+            self.size += len(thought)
         piece = _text(delta.get("content"))
         self.size += len(piece)
         if piece:
@@ -295,6 +298,21 @@ def failure_in(payload: dict[str, Any]) -> dict[str, Any] | None:
     """Return the failure that a completion, or a piece of one, states in place of an answer."""
     inner = (one["error"] for one in choices_of(payload) if one.get("error"))
     return stated_failure(payload, "choices") or next(({"error": one} for one in inner), None)
+
+
+def older_call(message: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the `function_call` of a message: the form of calls before there could be several."""
+    called = message.get("function_call")
+    is_one = isinstance(called, dict) and (called.get("name") or called.get("arguments"))
+    return called if is_one else None
+
+
+def thoughts_in(content: Any) -> list[str]:
+    """Return the texts of the parts in which a model reasoned: Mistral's stand in the content."""
+    if not isinstance(content, list):
+        return []
+    parts = [one for one in content if isinstance(one, dict) and one.get("type") == "thinking"]
+    return [_text(one.get("thinking")) for one in parts]
 
 
 def _as_list(value: Any) -> list[Any]:

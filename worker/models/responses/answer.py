@@ -24,6 +24,7 @@ from stepfleet.worker.models.responses.request import PROVIDER
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 _DELTAS = {"response.output_text.delta", "response.refusal.delta"}
 _CALL_DELTA = "response.function_call_arguments.delta"
+_COMPLETED = ("completed", "complete")
 _NOT_ENDED = {"queued", "in_progress", "failed", "cancelled"}
 
 
@@ -90,7 +91,7 @@ def _reason(payload: dict[str, Any], *, has_calls: bool) -> FinishReason:
         return known.get(word(why), FinishReason.OTHER)
     if has_calls:
         return FinishReason.TOOL_CALLS
-    return FinishReason.STOP if payload.get("status") == "completed" else FinishReason.OTHER
+    return FinishReason.STOP if payload.get("status") in _COMPLETED else FinishReason.OTHER
 
 
 def usage_of(usage: Any) -> UsageStats | None:
