@@ -82,7 +82,7 @@ class EventLines:
         if line.startswith(b"data:"):
             self._keep(line[5:].removeprefix(b" "))
         elif not line:
-            if data := b"\n".join(self._data).strip():
+            if self._data and (data := b"\n".join(self._data).strip()):
                 yield _failure(data) if self._fails else data
             self._data.clear()
             self._fails = False
