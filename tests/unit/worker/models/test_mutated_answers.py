@@ -5,38 +5,25 @@ in another order; an event is gone, there twice or in another place; the bytes a
 line ends, a byte order mark or another content type.
 """
 
-import asyncio
-import contextlib
 import copy
 import json
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from support.servers.raw_model_server import RawModelServer, reply
+from support.servers.answer_desk import AnswerDesk, answer_desk
+from support.servers.raw_model_server import reply
 
-from stepfleet.orchestrator import LLMResponse, Message, ModelRequest, ModelSettings
+from stepfleet.orchestrator import LLMResponse
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.worker.models import Models
 from stepfleet.worker.testing.bedrock.answers import frame
 
 BOM = b"\xef\xbb\xbf"
 JSON, SSE, FRAMES = "application/json", "text/event-stream", "application/vnd.amazon.eventstream"
 LONGEST_ERROR = 4_000
-
-
-@dataclass(frozen=True)
-class Kind:
-    """A protocol: answers of it, and the events of the same, each with its name."""
-
-    model: str
-    answers: tuple[dict[str, Any], ...]
-    streams: tuple[tuple[tuple[str, Any], ...], ...]
-    encode: Callable[["Stream"], bytes] = field(default=lambda stream: events(stream))
-    type: str = SSE
 
 
 @dataclass
@@ -68,6 +55,17 @@ def frames(stream: Stream) -> bytes:
 
 def encoded(value: Any) -> bytes:
     return json.dumps(value).encode()
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A protocol: answers of it, and the events of the same, each with its name."""
+
+    model: str
+    answers: tuple[dict[str, Any], ...]
+    streams: tuple[tuple[tuple[str, Any], ...], ...]
+    encode: Callable[[Stream], bytes] = events
+    type: str = SSE
 
 
 def chat() -> Kind:
@@ -342,45 +340,14 @@ def rearranged(stream: Stream, data: st.DataObject) -> None:
                 listed[at] = name, changed(event, data)
 
 
-class Desk:
-    """A server and the client that calls it, in a loop of their own."""
-
-    def __init__(self) -> None:
-        self.loop = asyncio.new_event_loop()
-        self.server = RawModelServer()
-        keys = ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "GEMINI_API_KEY", "AWS_BEARER_TOKEN_BEDROCK")
-        self.models = Models(environment=dict.fromkeys(keys, "k"))
-
-    def ask(self, kind: Kind, body: bytes, label: str | None, *, stream: bool) -> Any:
-        """Return the answer that is made of a body, or the `ModelError`."""
-        headers = {"Content-Type": label} if label is not None else {"Content-Type": ""}
-        self.server.answers(reply(200, body, headers))
-        asked = ModelRequest(
-            model=kind.model,
-            messages=(Message.user("hi"),),
-            settings=ModelSettings(base_url=self.server.base_url, stream=stream, timeout=30),
-        )
-        pieces: list[str] = []
-        try:
-            answer = self.loop.run_until_complete(
-                self.models.generate(asked, on_text=pieces.append)
-            )
-        except ModelError as error:
-            return error
-        assert isinstance(answer, LLMResponse)
-        assert isinstance(answer.content, str)
-        return answer
-
-
 @pytest.fixture(scope="module")
-def desk() -> Iterator[Desk]:
-    desk = Desk()
-    with contextlib.closing(desk.loop):
-        running = desk.server.running()
-        desk.loop.run_until_complete(running.__aenter__())
+def desk() -> Iterator[AnswerDesk]:
+    with answer_desk() as desk:
         yield desk
-        desk.loop.run_until_complete(desk.models.aclose())
-        desk.loop.run_until_complete(running.__aexit__(None, None, None))
+
+
+def ask(desk: AnswerDesk, kind: Kind, body: bytes, label: str | None, *, stream: bool) -> Any:
+    return desk.ask(kind.model, reply(200, body, {"Content-Type": label or ""}), stream=stream)
 
 
 def judge(outcome: Any) -> None:
@@ -398,12 +365,12 @@ kinds = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.model)
 
 
 @kinds
-def test_the_answers_as_they_are_become_texts_and_calls(kind: Kind, desk: Desk) -> None:
+def test_the_answers_as_they_are_become_texts_and_calls(kind: Kind, desk: AnswerDesk) -> None:
     for answer in kind.answers:
-        outcome = desk.ask(kind, encoded(answer), JSON, stream=False)
+        outcome = ask(desk, kind, encoded(answer), JSON, stream=False)
         assert isinstance(outcome, LLMResponse)
     for stream in kind.streams:
-        outcome = desk.ask(kind, kind.encode(Stream(list(stream))), kind.type, stream=True)
+        outcome = ask(desk, kind, kind.encode(Stream(list(stream))), kind.type, stream=True)
         assert isinstance(outcome, LLMResponse)
         assert outcome.content or outcome.tool_calls
 
@@ -412,7 +379,7 @@ def test_the_answers_as_they_are_become_texts_and_calls(kind: Kind, desk: Desk) 
 @EXAMPLES
 @given(data=st.data())
 def test_a_changed_answer_is_an_answer_or_a_named_failure(
-    kind: Kind, desk: Desk, data: st.DataObject
+    kind: Kind, desk: AnswerDesk, data: st.DataObject
 ) -> None:
     """LLM-17"""
     answer: Any = data.draw(st.sampled_from(kind.answers))
@@ -422,14 +389,14 @@ def test_a_changed_answer_is_an_answer_or_a_named_failure(
     body = encoded(answer)
     if data.draw(st.booleans()):
         body = body[: data.draw(st.integers(0, len(body)))]
-    judge(desk.ask(kind, body, JSON, stream=data.draw(st.booleans())))
+    judge(ask(desk, kind, body, JSON, stream=data.draw(st.booleans())))
 
 
 @kinds
 @EXAMPLES
 @given(data=st.data())
 def test_a_changed_stream_is_an_answer_or_a_named_failure(
-    kind: Kind, desk: Desk, data: st.DataObject
+    kind: Kind, desk: AnswerDesk, data: st.DataObject
 ) -> None:
     """LLM-17"""
     stream = Stream(list(data.draw(st.sampled_from(kind.streams))))
@@ -440,7 +407,7 @@ def test_a_changed_stream_is_an_answer_or_a_named_failure(
     body = kind.encode(stream)
     if data.draw(st.booleans()):
         body = body[: data.draw(st.integers(0, len(body)))]
-    judge(desk.ask(kind, body, kind.type, stream=True))
+    judge(ask(desk, kind, body, kind.type, stream=True))
 
 
 @kinds
@@ -450,15 +417,15 @@ def test_a_changed_stream_is_an_answer_or_a_named_failure(
     "label", [None, SSE.upper(), "application/octet-stream", "text/plain", JSON]
 )
 def test_a_stream_is_known_by_its_bytes(
-    kind: Kind, desk: Desk, label: str | None, mark: bytes, newline: bytes
+    kind: Kind, desk: AnswerDesk, label: str | None, mark: bytes, newline: bytes
 ) -> None:
     if kind.type is FRAMES:
         mark = b""  # which only texts have
     for one in kind.streams:
-        sound = desk.ask(kind, kind.encode(Stream(list(one))), kind.type, stream=True)
+        sound = ask(desk, kind, kind.encode(Stream(list(one))), kind.type, stream=True)
         body = mark + kind.encode(Stream(list(one), newline))
         for stream in (True, False):
-            outcome = desk.ask(kind, body, label, stream=stream)
+            outcome = ask(desk, kind, body, label, stream=stream)
             assert isinstance(outcome, LLMResponse)
             same = {"raw", "tool_calls"}
             assert outcome.model_dump(exclude=same) == sound.model_dump(exclude=same)
@@ -470,11 +437,11 @@ def test_a_stream_is_known_by_its_bytes(
 @pytest.mark.parametrize("mark", [b"", BOM, b"\n \r\n"])
 @pytest.mark.parametrize("label", [None, "application/octet-stream", SSE, FRAMES, JSON.upper()])
 def test_a_whole_answer_is_known_by_its_bytes(
-    kind: Kind, desk: Desk, label: str | None, mark: bytes
+    kind: Kind, desk: AnswerDesk, label: str | None, mark: bytes
 ) -> None:
     for answer in kind.answers:
-        sound = desk.ask(kind, encoded(answer), JSON, stream=False)
-        outcome = desk.ask(kind, mark + encoded(answer), label, stream=True)
+        sound = ask(desk, kind, encoded(answer), JSON, stream=False)
+        outcome = ask(desk, kind, mark + encoded(answer), label, stream=True)
         assert isinstance(outcome, LLMResponse)
         assert (outcome.content, outcome.finish_reason) == (sound.content, sound.finish_reason)
         assert len(outcome.tool_calls or ()) == len(sound.tool_calls or ())
