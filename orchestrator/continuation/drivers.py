@@ -18,8 +18,8 @@ from stepfleet.orchestrator.records.outcome import (
     ContinuationEvaluation,
     StopReason,
 )
-from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import StepType
+from stepfleet.orchestrator.records.state import AgentState, LastStep
+from stepfleet.orchestrator.records.steps import FinishReason, StepType
 
 
 class SelfCritique:
@@ -75,12 +75,15 @@ def _answers(messages: tuple[Message, ...]) -> Iterator[Message]:
 
 
 class ToolCallPresenceCheck:
-    """Requests the first step of an execution, and a further one while the model calls tools."""
+    """Requests the first step of an execution, and a further one while the model calls tools.
+
+    A provider may pause a turn in which the model uses its tools: it goes on in the next step.
+    """
 
     def decide(self, state: AgentState) -> ContinuationDecision:
-        """Request when no step was made yet or the last one called tools."""
+        """Request when no step was made yet, or the last one called tools or was paused."""
         last = state.current_step
-        if state.step_count == 0 or last is None or last.has_tool_calls:
+        if state.step_count == 0 or last is None or last.has_tool_calls or _is_paused(last):
             return REQUEST
         return STOP
 
@@ -89,6 +92,8 @@ class ToolCallPresenceCheck:
         decision = self.decide(state)
         if state.step_count == 0:
             reason = "no step was made yet"
+        elif state.current_step and _is_paused(state.current_step):
+            reason = "the provider paused the model's turn; it goes on with the next step"
         elif decision is REQUEST:
             reason = "the last step called tools; the model has to see their results"
         else:
@@ -110,6 +115,10 @@ class WorkAssumed:
         """Return the request with its reason."""
         reason = "the agent's code is not here; work may be left by its criteria"
         return evaluation(self, self.decide(state), reason, {})
+
+
+def _is_paused(last: LastStep) -> bool:
+    return last.finish_reason is FinishReason.PAUSE
 
 
 class PendingRetry:

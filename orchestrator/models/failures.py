@@ -19,7 +19,15 @@ import orjson
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 
+_BOM = b"\xef\xbb\xbf"
 _LONGEST_MESSAGE = 600
+_MOST_WRAPPERS = 4
+"""Errors within errors that are looked into."""
+_WORDS = ("message", "Message", "msg", "detail", "status_msg", "error_message", "error_msg")
+"""Fields that have the words of an error."""
+_SUCCESSES = {"0", "200"}
+"""Codes that say that nothing failed."""
+_LARGEST_CODE = 10**9
 _SHORTEST_KEY = 8
 _LOOKS_LIKE_A_KEY = re.compile(
     r"\b(?:sk|gsk|pk|rk)-[A-Za-z0-9_*-]{6,}|\bAIza[A-Za-z0-9_-]{8,}|Bearer \S+"
@@ -81,6 +89,8 @@ _CODES = {
     ModelErrorCode.RATE_LIMIT: "servicequotaexceededexception throttlingexception",
     ModelErrorCode.SERVER_ERROR: "modelnotreadyexception modelerrorexception"
     " modelstreamerrorexception",
+    # The model wrote what its server could not read: the next answer usually can be.
+    ModelErrorCode.MALFORMED_ANSWER: "tool_use_failed json_validate_failed output_parse_failed",
 }
 _WORDS_BY_CODE = {code: frozenset(words.split()) for code, words in _CODES.items()}
 _STATUSES = {
@@ -104,6 +114,8 @@ _MESSAGES = {
     r"|security token included in the request is (?:invalid|expired)",
     ModelErrorCode.MODEL_NOT_FOUND: r"\bmodel\b.{0,120}?\b(?:does not exist|not found)"
     r"|is not a valid model|invalid model name|no such model|model identifier is invalid",
+    ModelErrorCode.RATE_LIMIT: r"rate limit (?:is |was |has been )?(?:exceeded|reached)"
+    r"|too many requests|too many tokens.{0,40}please wait",
 }
 _PATTERNS = {code: re.compile(text, re.IGNORECASE) for code, text in _MESSAGES.items()}
 _VAGUE = frozenset(
@@ -161,7 +173,7 @@ def refusal(
     error = _error_of(body)
     if named := headers.get("x-amzn-errortype"):  # the name may have an address behind it
         error = {**error, "type": named.partition(":")[0]}
-    message = redact(str(error.get("message") or f"status {status}"), key)
+    message = redact(error.get("message") or f"status {status}", key)
     text = _answered(
         host, status, message, variable, _code_of(status, _words_of(error), error, message)
     )
@@ -169,11 +181,26 @@ def refusal(
     return _failure(status, error, message, text, _retry_delay(error) if wait is None else wait)
 
 
+def stated_failure(payload: dict[str, Any], answer: str) -> dict[str, Any] | None:
+    """Return the payload of a 200 answer if it states a failure, None where it does not.
+
+    An answer has the field `answer`; words of an error beside it are not looked for, an `error` is.
+    """
+    if payload.get("error"):
+        return payload
+    if payload.get(answer):
+        return None
+    error = _as_error(payload)
+    has_failed = str(error.get("code")) not in _SUCCESSES
+    return payload if error.get("message") and has_failed else None
+
+
 def failed_event(payload: dict[str, Any], *, host: str, key: str | None) -> ModelError:
     """Return the failure of an error inside a 200 answer or a stream."""
     error = _as_error(payload)
-    message = redact(str(error.get("message") or "an error without a message"), key)
-    status = _status_of(error.get("code"))
+    message = redact(error.get("message") or "an error without a message", key)
+    named = (_status_of(error.get(name)) for name in ("code", "status", "status_code"))
+    status = next((one for one in named if one is not None), None)
     text = (
         f"{host} failed: {message}"
         if status is None
@@ -186,16 +213,21 @@ def _failure(
     status: int | None, error: dict[str, Any], message: str, text: str, wait: float | None
 ) -> ModelError:
     words = _words_of(error)
-    if words & _TOO_LONG_CODES or (status in _TOO_LONG_STATUSES and _TOO_LONG.search(message)):
-        return ContextWindowError(text, limit=_window(error, message))
     code = _code_of(status, words, error, message)
+    if words & _TOO_LONG_CODES or (
+        code is not ModelErrorCode.RATE_LIMIT
+        and status in _TOO_LONG_STATUSES
+        and _TOO_LONG.search(message)
+    ):
+        return ContextWindowError(text, limit=_window(error, message))
     if code is ModelErrorCode.RATE_LIMIT:
         if status is not None and message.startswith("Request too large"):
             return ModelError(text, code=ModelErrorCode.INVALID_REQUEST)
         return RateLimitError(text, retry_after=wait)
     if code in PERMANENT:
         return ModelError(text, code=code)
-    return ModelError(text, retryable=True, retry_after=wait, code=code)
+    received = 0 if code is ModelErrorCode.MALFORMED_ANSWER else None  # the model was at work
+    return ModelError(text, retryable=True, retry_after=wait, code=code, received=received)
 
 
 def _answered(
@@ -244,7 +276,11 @@ def _words_of(error: Mapping[str, Any]) -> frozenset[str]:
     named = [error.get("code"), error.get("type"), error.get("status")]
     if isinstance(inner, Mapping):
         named.append(inner.get("code"))
-    return frozenset(str(one).lower() for one in named if isinstance(one, str | int))
+    return frozenset(str(one).lower() for one in named if _is_word(one))
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) or (isinstance(value, int) and abs(value) < _LARGEST_CODE)
 
 
 def _status_of(code: Any) -> int | None:
@@ -257,6 +293,9 @@ def _status_of(code: Any) -> int | None:
 
 def _error_of(body: bytes) -> dict[str, Any]:
     """Return the error in a body: OpenAI's form, a bare one, a list of one, or plain text."""
+    body = body.removeprefix(_BOM).strip()
+    if body.startswith((b"data:", b"event:")):  # the one event of a stream
+        body = body.partition(b"data:")[2].partition(b"\n")[0]
     try:
         payload = orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -264,20 +303,52 @@ def _error_of(body: bytes) -> dict[str, Any]:
     if isinstance(payload, list) and payload:
         payload = payload[0]
     if not isinstance(payload, dict):
-        return {"message": str(payload)}
+        return {"message": _text(payload) or str(payload)}
     return _as_error(payload)
 
 
 def _as_error(payload: dict[str, Any]) -> dict[str, Any]:
-    error = payload.get("error")
-    if isinstance(error, dict):
-        return error
-    if error:
-        return {"message": str(error)}
-    message = payload.get("message") or payload.get("Message") or payload.get("detail")
+    """Return the fields of the error that a payload states, with `message` as text."""
+    for name in ("error", "base_resp"):  # the latter is MiniMax's
+        inner = payload.get(name)
+        for _ in range(_MOST_WRAPPERS):
+            if not (isinstance(inner, dict) and inner.get("error")):
+                break
+            inner = {**inner, "message": _said_in(inner), "error": None} | _inner(inner["error"])
+        if isinstance(inner, dict):
+            return {**inner, "message": _said_in(inner)}
     kind = payload.get("__type")  # AWS's, with a namespace before it
     named = {"type": kind.rpartition("#")[2]} if isinstance(kind, str) else {}
-    return {**payload, "message": message, **named}
+    said = _text(payload.get("error"))
+    words = _said_in(payload)
+    both = said and words and said not in words
+    return {**payload, "message": f"{said}: {words}" if both else words or said, **named}
+
+
+def _inner(error: Any) -> dict[str, Any]:
+    return error if isinstance(error, dict) else {"message": _text(error)}
+
+
+def _said_in(error: dict[str, Any]) -> str:
+    """Return what an error says, with what it adds about the failure of a server behind it."""
+    found = (_text(error.get(name)) for name in _WORDS)
+    message = next(filter(None, found), "")
+    metadata = error.get("metadata")
+    raw = metadata.get("raw") if isinstance(metadata, dict) else None  # OpenRouter's
+    added = _text(error.get("failed_generation") or raw)  # the former is Groq's
+    return f"{message}: {added}" if message and added and added not in message else message
+
+
+def _text(value: Any) -> str:
+    """Return words as they are, and other values as JSON; both cut to what a message may have."""
+    if not value:
+        return ""
+    if isinstance(value, str):
+        return value[: 8 * _LONGEST_MESSAGE]
+    try:
+        return orjson.dumps(value).decode()[: 8 * _LONGEST_MESSAGE]
+    except TypeError:  # nested too deep, or with what is no JSON
+        return ""
 
 
 def _retry_delay(error: dict[str, Any]) -> float | None:

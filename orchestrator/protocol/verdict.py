@@ -349,7 +349,8 @@ def _step_result(
     progress = attempt.progress
     if progress and progress.error:
         errors += (progress.error,)
-    step_type = _step_type(has_errors=bool(errors), has_tools=bool(attempt.records))
+    paused = response.finish_reason is FinishReason.PAUSE  # among the provider's own tools
+    step_type = _step_type(has_errors=bool(errors), has_tools=bool(attempt.records) or paused)
     if progress and progress.step_type and not errors:
         step_type = progress.step_type
     usage = response.usage or UsageStats()

@@ -28,12 +28,16 @@ class StepType(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why the model stopped writing, in one vocabulary for all providers."""
+    """Why the model stopped writing, in one vocabulary for all providers.
+
+    `pause`: its provider paused a turn in which it uses tools of its own; another step goes on.
+    """
 
     STOP = "stop"
     LENGTH = "length"
     TOOL_CALLS = "tool_calls"
     CONTENT_FILTER = "content_filter"
+    PAUSE = "pause"
     ERROR = "error"
     OTHER = "other"
 

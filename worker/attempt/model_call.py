@@ -30,6 +30,7 @@ from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.records.usage import Spent
@@ -95,7 +96,7 @@ async def call_model(
     if sent.messages is not request.messages and sent.model == request.model:
         remembered = _with_limit(claim, remembered, sent, ports)
     ports.crash("after-reply")
-    if reasoner:
+    if reasoner and response.finish_reason is not FinishReason.PAUSE:
         response = storable(reasoner.interpret(response, claim.state))
     return response.model_copy(update={"remembered": remembered}) if remembered else response
 

@@ -34,7 +34,7 @@ from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord,
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.steps import HandedOver, Progress
+from stepfleet.orchestrator.records.steps import FinishReason, HandedOver, Progress
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.time_limit import run_check
 from stepfleet.worker.attempt.model_call import info_of
@@ -81,6 +81,8 @@ class ToolTurn:
         self._stopped: dict[int, RunEnd | None] = {}
         self._pauses = False
         self._announce = self.agent.starts_for(self.claim) if self.calls else None
+        if self.response.finish_reason is FinishReason.PAUSE:
+            self.reasoner = None  # half a turn: there is nothing to judge yet
         if self.reasoner and (handling := self.reasoner.handle(self.response, self.claim.state)):
             for one in handling.records.values():
                 if one.error and one.error.traceback:

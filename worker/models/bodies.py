@@ -13,6 +13,7 @@ from stepfleet.orchestrator.records.calls.tools import ToolSpec
 from stepfleet.orchestrator.records.conversation.messages import REASONING, Block, Message, Role
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
+from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.lenient_json import read_json
 
@@ -20,6 +21,11 @@ NO_NAME = "unnamed_tool"
 _encode_any = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _NAME_LENGTH = 64
 _LONGEST_REASONING = 16_000
+_LONGEST_WORD = 100
+MOST_BLOCKS = 100_000
+"""Blocks of a streamed answer that are kept: far more than one has."""
+MOST_REASONING = 4 * MOST_CALLS
+"""Blocks of an answer's reasoning that go back with it."""
 _NOT_IN_A_NAME = re.compile(r"[^A-Za-z0-9_-]")
 
 
@@ -66,6 +72,17 @@ def malformed(what: str) -> ModelError:
     """Return the transient failure of an answer that cannot be read."""
     msg = f"the model's answer is malformed: {what}"
     return ModelError(msg, retryable=True, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
+
+
+def broken_off(reason: str) -> ModelError:
+    """Return the transient failure of an answer that its service did not end, and says so."""
+    msg = f"the service broke its answer off ({reason[:_LONGEST_WORD]!r})"
+    return ModelError(msg, retryable=True, code=ModelErrorCode.SERVER_ERROR, received=0)
+
+
+def word(value: Any) -> str:
+    """Return a field that has one word of its service, such as a kind or a reason; "" if not."""
+    return value if isinstance(value, str) else ""
 
 
 @lru_cache(maxsize=1024)

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 import aiohttp
+import orjson
 
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models.endpoint import Endpoint, endpoint_of
@@ -29,25 +30,49 @@ from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.signing import Signer
 from stepfleet.worker.models.tokens import Tokens
 
-_FIELDS = (b":", b"event:", b"id:", b"retry:")
+BOM = b"\xef\xbb\xbf"
+_FIELDS = (b":", b"event:", b"id:", b"retry:", b"error:")
+_EVENTS_BEGIN = (b"data:", *_FIELDS)
+_LONGEST_FIELD = 6
+_MOST_BLANKS = 4096
+"""Bytes before the first sign of an answer that are waited for."""
+_LONGEST_FAILURE = 64 * 1024
 
 
 class EventLines:
-    """Cuts a byte stream into the data of its server-sent events."""
+    """Cuts a byte stream into the data of its server-sent events.
+
+    Lines end with CR, LF or both. The data of an event that is named `error`, and an `error:` line,
+    come out as `{"error": ...}`, whatever they are.
+    """
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []
         self._data: list[bytes] = []
+        self._is_cut = False
+        self._fails = False
+        self._after_cr = False
+
+    @staticmethod
+    def fits(begin: bytes) -> bool:
+        """Return whether a body that begins so is such a stream."""
+        return begin.lstrip().startswith(_EVENTS_BEGIN)
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Take the next bytes and return the data of every event that they complete."""
+        if self._after_cr and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._after_cr = False
+        if b"\r" in chunk:
+            self._after_cr = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         head, newline, rest = chunk.rpartition(b"\n")
         if not newline:
             self._begun.append(chunk)
             return []
         lines = b"".join([*self._begun, head]).split(b"\n")
         self._begun = [rest]
-        return [data for line in lines for data in self._line(line.rstrip(b"\r"))]
+        return [data for line in lines for data in self._line(line)]
 
     def end(self) -> list[bytes]:
         """Return the data of an event that the stream's end completes."""
@@ -55,17 +80,35 @@ class EventLines:
 
     def _line(self, line: bytes) -> Iterator[bytes]:
         if line.startswith(b"data:"):
-            self._data.append(line[5:].removeprefix(b" "))
-        elif not line and self._data:
-            yield b"\n".join(self._data)
+            self._keep(line[5:].removeprefix(b" "))
+        elif not line:
+            if self._data and (data := b"\n".join(self._data).strip()):
+                yield _failure(data) if self._fails else data
             self._data.clear()
-        elif line and self._data and self._is_cut() and not line.startswith(_FIELDS):
+            self._fails = False
+        elif line.startswith(b"error:"):
+            yield _failure(line[6:].strip())
+        elif line.startswith(_FIELDS):
+            if line.startswith(b"event:"):
+                self._fails = line[6:].strip() == b"error"
+        elif self._data and self._is_cut:
             # A line break that the server did not escape: the text goes on.
-            self._data.append(line)
+            self._keep(line)
 
-    def _is_cut(self) -> bool:
-        last = self._data[-1].rstrip()
-        return self._data[0].startswith(b"{") and not last.endswith(b"}")
+    def _keep(self, line: bytes) -> None:
+        self._data.append(line)
+        # Once per line: those that follow read it again, however long this one is.
+        self._is_cut = self._data[0].startswith(b"{") and not line.rstrip().endswith(b"}")
+
+
+def _failure(data: bytes) -> bytes:
+    """Return the event of a failure whose data may be JSON, or words."""
+    data = data[:_LONGEST_FAILURE]
+    try:
+        orjson.loads(data)
+    except orjson.JSONDecodeError:
+        data = orjson.dumps(data.decode(errors="replace"))
+    return b'{"type":"error","error":%s}' % data
 
 
 RESPONSE_LIMIT = 16 * 1024 * 1024
@@ -98,6 +141,10 @@ OnHeaders = Callable[[str, Mapping[str, str], float], None]
 
 class Cutter(Protocol):
     """Cuts the bytes of a stream into events."""
+
+    @staticmethod
+    def fits(begin: bytes) -> bool:
+        """Return whether a body that begins so is such a stream."""
 
     def feed(self, chunk: bytes) -> list[bytes]:
         """Take the next bytes and return every event that they complete.
@@ -137,8 +184,8 @@ class Format:
     """How the requests and answers of one protocol look: pure functions.
 
     `parse` reads an unstreamed body; `response` gets what it returned, or a stream's payload, and
-    the name of the requested model. `failed` says whether a 200 answer is a failure. Streams are
-    of `stream_type`, and `cutter` finds their events.
+    the name of the requested model. `failure` returns the error that a 200 answer holds. Streams
+    are of `stream_type`, and `cutter` finds their events.
     """
 
     route: Route
@@ -147,10 +194,10 @@ class Format:
     stream: Callable[[], StreamedAnswer]
     usage: Callable[[Any], UsageStats | None]
     response: Callable[[dict[str, Any], str], LLMResponse]
-    failed: Callable[[dict[str, Any]], bool]
+    failure: Callable[[dict[str, Any]], dict[str, Any] | None]
     usage_field: str = "usage"
     stream_type: str = "text/event-stream"
-    cutter: Callable[[], Cutter] = EventLines
+    cutter: type[Cutter] = EventLines
 
 
 @dataclass
@@ -217,7 +264,7 @@ class HttpModel(LLM):
         try:
             async with deadline:
                 payload = await self._exchange(endpoint, request, on_text, received)
-            answer = await _read(received.size, self._format.response, payload, request.model)
+                answer = await _read(received.size, self._format.response, payload, request.model)
             if answer.content and not received.text:  # the service does not stream this one
                 on_text(answer.content)
             name = received.request_id or _request_id(payload)
@@ -227,6 +274,7 @@ class HttpModel(LLM):
                 msg = f"no answer from {endpoint.host} within {seconds:g} s (settings.timeout)"
                 # Where nothing came, the next attempt gives a better estimate of its usage.
                 failure: ModelError = ModelTimeoutError(msg, received=received.tokens or None)
+                failure.usage = received.usage
             else:
                 reason = redact(f"{type(error).__name__}: {error}", endpoint.key)
                 failure = ModelError(
@@ -236,7 +284,7 @@ class HttpModel(LLM):
                     received=None if isinstance(error, _NOT_SENT) else received.tokens,
                 )
         except ModelError as error:
-            if error.received is not None or received.text:
+            if error.received is not None or received.text or received.usage:
                 error.received, error.usage = received.tokens, received.usage
             if received.request_id:
                 error.name_request(received.request_id)
@@ -306,46 +354,63 @@ class HttpModel(LLM):
         try:
             if response.status // 100 != _SUCCESS:
                 raise await self._refused(response, endpoint)
-            if response.headers.get("content-type", "").startswith(self._format.stream_type):
-                payload = await self._assemble(response, on_text, received)
-            else:
-                parts = self._parts(response, received)
-                answer = b"".join([part async for part in parts])
-                payload = await _read(received.size, self._format.parse, answer)
-                received.usage = self._format.usage(payload.get(self._format.usage_field))
+            payload = await self._answer(response, on_text, received)
         finally:
             response.release()
-        if self._format.failed(payload):
-            raise failed_event(payload, host=endpoint.host, key=endpoint.key)
+        if failed := self._format.failure(payload):
+            raise failed_event(failed, host=endpoint.host, key=endpoint.key)
+        return payload
+
+    async def _answer(
+        self, response: aiohttp.ClientResponse, on_text: Callable[[str], None], received: Received
+    ) -> dict[str, Any]:
+        """Return the payload of an answer, whole or streamed: the body tells, not its label."""
+        parts = self._parts(response, received)
+        begin = await _begin(parts)
+        labelled = response.headers.get("content-type", "").lower()
+        is_whole = begin.lstrip()[:1] in (b"{", b"[")
+        if self._format.cutter.fits(begin) or (
+            labelled.startswith(self._format.stream_type) and not is_whole
+        ):
+            return await self._assemble(begin, parts, on_text, received)
+        body = b"".join([begin, *[part async for part in parts]])
+        payload = await _read(received.size, self._format.parse, body)
+        received.usage = self._format.usage(payload.get(self._format.usage_field))
         return payload
 
     async def _assemble(
-        self, response: aiohttp.ClientResponse, on_text: Callable[[str], None], received: Received
+        self,
+        begin: bytes,
+        parts: AsyncIterator[bytes],
+        on_text: Callable[[str], None],
+        received: Received,
     ) -> dict[str, Any]:
         cutter, answer = self._format.cutter(), self._format.stream()
 
         async def take(events: list[bytes]) -> None:
-            try:
-                for data in events:
-                    if answer.is_over:
-                        return
-                    if piece := await _read(len(data), answer.add, data):
-                        on_text(piece)
-            finally:
-                received.text = answer.size
-                received.usage = self._format.usage(answer.usage)
+            for data in events:
+                if answer.is_over:
+                    return
+                if piece := await _read(len(data), answer.add, data):
+                    on_text(piece)
 
-        parts = self._parts(response, received)
-        async for part in parts:
-            for first in range(0, len(part), _AT_ONCE):
-                await take(cutter.feed(part[first : first + _AT_ONCE]))
-                if first + _AT_ONCE < len(part):
-                    await asyncio.sleep(0)
+        part: bytes | None = begin
+        try:
+            while part is not None:
+                for first in range(0, len(part), _AT_ONCE):
+                    await take(cutter.feed(part[first : first + _AT_ONCE]))
+                    if first + _AT_ONCE < len(part):
+                        await asyncio.sleep(0)
+                part = None if answer.is_over else await anext(parts, None)
             if answer.is_over:
                 await _read_out(parts)
-                break
-        await take(cutter.end())
-        return answer.error or answer.payload()
+            await take(cutter.end())
+            if answer.error is not None:
+                return answer.error
+            return await _read(received.size, answer.payload)
+        finally:
+            received.text = answer.size
+            received.usage = self._format.usage(answer.usage)
 
     async def _parts(
         self, response: aiohttp.ClientResponse, received: Received
@@ -384,6 +449,17 @@ def _request_id(given: Mapping[str, Any]) -> str:
 async def _read(size: int, read: Callable[..., R], *args: Any) -> R:
     """Return `read(*args)` for an answer of `size` bytes; a large one blocks no event loop."""
     return await asyncio.to_thread(read, *args) if size >= LARGE_ANSWER else read(*args)
+
+
+async def _begin(parts: AsyncIterator[bytes]) -> bytes:
+    """Return the first bytes of a body, as many as tell what it is, without a byte order mark."""
+    begin = b""
+    async for part in parts:
+        begin += part
+        if len(begin) <= _MOST_BLANKS and len(begin.removeprefix(BOM).lstrip()) < _LONGEST_FIELD:
+            continue
+        break
+    return begin.removeprefix(BOM)
 
 
 async def _read_out(parts: AsyncIterator[bytes]) -> None:

@@ -88,10 +88,30 @@ BODIES: dict[str, tuple[int, Any, ModelErrorCode]] = {
                                     type="invalid_request_error"), C.QUOTA_EXHAUSTED),
     "deepseek: money": (402, error("Insufficient Balance"), C.QUOTA_EXHAUSTED),
     "zhipu: money": (429, error("Insufficient balance", code="1113"), C.QUOTA_EXHAUSTED),
+    "groq: a call": (400, error("Failed to call a function.", type="invalid_request_error",
+                                code="tool_use_failed", failed_generation="<function=x>"),
+                     C.MALFORMED_ANSWER),
+    "groq: json": (400, error("Failed to validate JSON.", type="invalid_request_error",
+                              code="json_validate_failed"), C.MALFORMED_ANSWER),
+    "groq: its own format": (400, error("Parsing failed.", code="output_parse_failed"),
+                             C.MALFORMED_ANSWER),
+    "bedrock: a limit": (400, {"__type": "ThrottlingException",
+                               "message": "Too many tokens, please wait before trying again."},
+                         C.RATE_LIMIT),
+    "bedrock: a limit in words": (400, {"message": "Too many tokens per day, please wait before "
+                                                   "trying again."}, C.RATE_LIMIT),
+    "bedrock: a size": (400, {"__type": "ValidationException", "message": "Too many input tokens"},
+                        C.CONTEXT_OVERFLOW),
+    "code and msg": (429, {"code": 1302, "msg": "slow down"}, C.RATE_LIMIT),
+    "minimax: money": (429, {"base_resp": {"status_code": 1008,
+                                           "status_msg": "insufficient balance"}},
+                       C.QUOTA_EXHAUSTED),
+    "an event": (400, b'event: error\ndata: {"error": {"code": "invalid_api_key"}}\n\n',
+                 C.INVALID_API_KEY),
     "a proxy": (504, b"<html>gateway timeout</html>", C.TIMEOUT),
     "a wrong address": (404, {"detail": "Not Found"}, C.MODEL_NOT_FOUND),
 }  # fmt: skip
-PASSING = {C.RATE_LIMIT, C.SERVER_ERROR, C.TIMEOUT}
+PASSING = {C.RATE_LIMIT, C.SERVER_ERROR, C.TIMEOUT, C.MALFORMED_ANSWER}
 
 
 @pytest.mark.parametrize("case", BODIES)

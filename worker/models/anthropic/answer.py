@@ -2,20 +2,23 @@
 
 from typing import Any
 
+from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import parse_tool_calls
-from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.anthropic.request import PROVIDER
+from stepfleet.worker.models.anthropic.request import PROVIDER, whole_turn
 from stepfleet.worker.models.bodies import (
+    MOST_BLOCKS,
+    MOST_REASONING,
     malformed,
     parse_event,
     reasoning_block,
     shown_reasoning,
     usage_apart,
+    word,
 )
 
 _THOUGHTS = ("thinking", "redacted_thinking")
@@ -26,6 +29,7 @@ _REASONS = {
     "max_tokens": FinishReason.LENGTH,
     "model_context_window_exceeded": FinishReason.LENGTH,
     "refusal": FinishReason.CONTENT_FILTER,
+    "pause_turn": FinishReason.PAUSE,
 }
 
 
@@ -38,22 +42,25 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
     uses: list[dict[str, Any]] = []
     reasoning: list[Block] = []
     thoughts: list[str] = []
+    says = False  # a text that is sent back: the service takes none that is blank
     for block in content:
         kind = block.get("type")
         if kind in _THOUGHTS:
-            thoughts.append(str(block.get("thinking") or ""))
-            reasoning.append(
-                reasoning_block(PROVIDER, any(map(str.strip, texts)) + len(uses), block)
-            )
+            thoughts.append(word(block.get("thinking")))
+            if len(reasoning) < MOST_REASONING:
+                reasoning.append(reasoning_block(PROVIDER, says + len(uses), block))
         elif kind == "text" and isinstance(block.get("text"), str):
             texts.append(block["text"])
+            says = says or bool(block["text"].strip())
         elif kind == "tool_use":
             uses.append({**block, "arguments": block.get("input")})
     calls = parse_tool_calls(uses, new_id=new_call_id)
     reason = payload.get("stop_reason")
     known = _REASONS.get(reason, FinishReason.OTHER) if isinstance(reason, str) else None
-    if calls and known in (None, FinishReason.STOP):
+    if calls and known in (None, FinishReason.STOP, FinishReason.PAUSE):
         known = FinishReason.TOOL_CALLS
+    if known is FinishReason.PAUSE:
+        reasoning = [reasoning_block(PROVIDER, 0, whole_turn(content))]
     model = payload.get("model")
     return LLMResponse.model_construct(
         content="".join(texts) or _refusal_of(payload),
@@ -87,6 +94,9 @@ def usage_of(usage: Any) -> UsageStats | None:
     )
 
 
+_ENDINGS = ("stop_reason", "stop_sequence", "stop_details")
+_MOST_COUNTS = 100
+"""Fields of a usage that are kept: more than there are."""
 _PIECES = {
     "text_delta": "text",
     "thinking_delta": "thinking",
@@ -106,6 +116,7 @@ class StreamedMessage:
         self._message: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._pieces: dict[tuple[int, str], list[str]] = {}
+        self._citations: dict[int, list[Any]] = {}
 
     @property
     def size(self) -> int:
@@ -122,19 +133,22 @@ class StreamedMessage:
         event = parse_event(data)
         match event.get("type"):
             case "message_start":
-                self._message = _object(event.get("message"))
+                self._message = dict(_object(event.get("message")))
                 self._count(self._message.get("usage"))
             case "content_block_start":
                 self._start(event.get("index"), _object(event.get("content_block")))
             case "content_block_delta":
                 return self._delta(event.get("index"), _object(event.get("delta")))
             case "message_delta":
-                self._message |= _object(event.get("delta"))
+                delta = _object(event.get("delta"))
+                self._message |= {name: delta[name] for name in _ENDINGS if name in delta}
                 self._count(event.get("usage"))
             case "message_stop":
                 self._done = True
             case "error":
                 self.error = event
+            case _:
+                self.error = stated_failure(event, "type")
         return ""
 
     def payload(self) -> dict[str, Any]:
@@ -148,18 +162,26 @@ class StreamedMessage:
         # Counts are cumulative; the last event has only those that have changed.
         if isinstance(usage, dict):
             known = {name: value for name, value in usage.items() if value is not None}
-            self.usage = {**(self.usage or {}), **known}
+            if self.usage is None:
+                self.usage = known
+            elif len(self.usage) < _MOST_COUNTS:
+                self.usage.update(known)
 
     def _start(self, index: Any, block: dict[str, Any]) -> None:
         if not isinstance(index, int):
             raise malformed("a block of the stream has no index")
-        if len(self._blocks) <= 2 * MOST_CALLS:
+        if len(self._blocks) < MOST_BLOCKS:
             self._blocks[index] = block
 
     def _delta(self, index: Any, delta: dict[str, Any]) -> str:
-        field = _PIECES.get(str(delta.get("type")), "")
+        kind = word(delta.get("type"))
+        if not isinstance(index, int) or index not in self._blocks:
+            return ""
+        if kind == "citations_delta":
+            self._citations.setdefault(index, []).append(delta.get("citation"))
+        field = _PIECES.get(kind, "")
         piece = delta.get(field)
-        if not isinstance(index, int) or index not in self._blocks or not isinstance(piece, str):
+        if not isinstance(piece, str):
             return ""
         self._pieces.setdefault((index, field), []).append(piece)
         if field == "signature":
@@ -173,7 +195,11 @@ class StreamedMessage:
             if pieces := self._pieces.get((index, field)):
                 text = "".join(pieces)
                 name = "input" if field == "partial_json" else field
-                block[name] = text if name == "input" else str(block.get(name) or "") + text
+                block[name] = text if name == "input" else word(block.get(name)) + text
+        if block.get("type") != "tool_use" and isinstance(block.get("input"), str):
+            block["input"] = parse_event(block["input"].encode())  # a call that the service made
+        if index in self._citations:
+            block["citations"] = self._citations[index]
         return block
 
 

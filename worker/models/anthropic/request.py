@@ -21,12 +21,14 @@ from stepfleet.worker.models.bodies import (
     reasoning_of,
     safe_name,
     with_reasoning,
+    word,
 )
 
 PROVIDER = "anthropic"
 MOST_TOKENS = 16_384
 """Tokens of an answer where `settings.max_tokens` is not set: the service wants a number."""
 
+_WHOLE = "whole_turn"
 _CHOICES = {"auto": "auto", "any": "any", "none": "none"}
 _MARK = {"type": "ephemeral"}
 _THINKS = ("enabled", "adaptive")
@@ -57,6 +59,17 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     if body.get("thinking", {}).get("type") == "enabled" and _goes_on_without_thinking(messages):
         body["thinking"] = {"type": "disabled"}
     return body | settings.extra_body
+
+
+def whole_turn(content: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the data of a turn that its service paused: it goes back whole."""
+    known = [block for block in content if isinstance(block.get("type"), str)]
+    return {"type": _WHOLE, "content": [one for one in known if _takes(one)]}
+
+
+def _takes(block: dict[str, Any]) -> bool:
+    """Return whether the service takes back a block of its own: no blank text."""
+    return block["type"] != "text" or bool(word(block.get("text")).strip())
 
 
 def _most_tokens(settings: ModelSettings) -> int:
@@ -129,9 +142,13 @@ def _blocks(message: Message) -> Iterator[dict[str, Any]]:
     if message.role is not Role.ASSISTANT:
         yield from _parts(message.content)
         return
+    reasoning = reasoning_of(message, PROVIDER)
+    if reasoning and reasoning[0][1].get("type") == _WHOLE:
+        yield from reasoning[0][1]["content"]
+        return
     items = list(_parts(message.content))
     items += [_use(one.id, one.name, one.arguments) for one in message.tool_calls]
-    yield from with_reasoning(items, reasoning_of(message, PROVIDER))
+    yield from with_reasoning(items, reasoning)
 
 
 def _parts(content: Content) -> Iterator[dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Reads answers of Converse, whole or streamed, into `LLMResponse`s. Pure."""
 
 import base64
-import binascii
 from http import HTTPStatus
 from typing import Any
 
@@ -10,15 +9,17 @@ from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import parse_tool_calls
-from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bedrock.families import provider_of
 from stepfleet.worker.models.bodies import (
+    MOST_BLOCKS,
+    MOST_REASONING,
     malformed,
     parse_event,
     reasoning_block,
     shown_reasoning,
     usage_apart,
+    word,
 )
 
 _REASONS = {
@@ -49,6 +50,7 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
     uses: list[dict[str, Any]] = []
     reasoning: list[Block] = []
     thoughts: list[str] = []
+    says = False  # a text that is sent back: the service takes none that is blank
     for block in _content(payload):
         if "toolUse" in block:
             used = block["toolUse"] if isinstance(block["toolUse"], dict) else {}
@@ -56,23 +58,22 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
         elif isinstance(thought := block.get("reasoningContent"), dict):
             known = thought.get("reasoningText")
             signed = known if isinstance(known, dict) else {}
-            thoughts.append(str(signed.get("text") or ""))
-            if signed.get("signature") or "redactedContent" in thought:
-                # Models refuse to get back what is neither signed nor encrypted.
-                at = any(map(str.strip, texts)) + len(uses)
+            thoughts.append(word(signed.get("text")))
+            is_known_again = signed.get("signature") or "redactedContent" in thought
+            # Models refuse to get back what is neither signed nor encrypted.
+            if is_known_again and len(reasoning) < MOST_REASONING:
+                at = says + len(uses)
                 reasoning.append(reasoning_block(provider_of(default_model), at, block))
-        elif isinstance(block.get("text"), str):
-            texts.append(block["text"])
-        elif isinstance(cited := block.get("citationsContent"), dict):
-            parts = cited.get("content")
-            quotes = parts if isinstance(parts, list) else ()
-            texts += [str(one.get("text", "")) for one in quotes if isinstance(one, dict)]
+        else:
+            said = _texts(block)
+            texts += said
+            says = says or any(map(str.strip, said))
     calls = parse_tool_calls(uses, new_id=new_call_id)
-    reason = str(payload.get("stopReason"))
+    reason = word(payload.get("stopReason"))
     if reason in _MISTAKES and not calls and not any(texts):
         raise malformed(f"it ended with {reason}")
     finish = _REASONS.get(reason, FinishReason.OTHER)
-    if calls and (finish is FinishReason.STOP or payload.get("stopReason") is None):
+    if calls and (finish is FinishReason.STOP or not reason):
         finish = FinishReason.TOOL_CALLS
     return LLMResponse.model_construct(
         content="".join(texts),
@@ -84,6 +85,14 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )
+
+
+def _texts(block: dict[str, Any]) -> list[str]:
+    """Return the texts of a block, cited or not."""
+    cited = block.get("citationsContent")
+    parts = cited.get("content") if isinstance(cited, dict) else [block]
+    found = parts if isinstance(parts, list) else []
+    return [word(one.get("text")) for one in found if isinstance(one, dict)]
 
 
 def _content(payload: dict[str, Any]) -> list[dict[str, Any]]:
@@ -157,9 +166,9 @@ class StreamedConverse:
         return {"output": {"message": message}, "stopReason": self._reason, "usage": self.usage}
 
     def _start(self, index: Any, start: Any) -> None:
-        if not isinstance(index, int) or not isinstance(start, dict):
-            raise malformed("a block of the stream has no index or no start")
-        if self._has_room(index) and isinstance(used := start.get("toolUse"), dict):
+        # Texts may have one that says nothing; a call's has its name.
+        used = start.get("toolUse") if isinstance(start, dict) else None
+        if isinstance(index, int) and self._has_room(index) and isinstance(used, dict):
             self._starts[index] = used
             self._pieces.setdefault(index, {})
 
@@ -185,13 +194,14 @@ class StreamedConverse:
             self._size += len(piece) if field in ("text", "input", "thought text") else 0
 
     def _has_room(self, index: int) -> bool:
-        return index in self._pieces or len(self._pieces) <= 2 * MOST_CALLS
+        return index in self._pieces or len(self._pieces) < MOST_BLOCKS
 
     def _whole(self, index: int) -> dict[str, Any]:
         pieces = self._pieces[index]
-        if index in self._starts:
-            # No piece is a call without arguments.
-            return {"toolUse": {**self._starts[index], "input": "".join(pieces.get("input", ()))}}
+        if index in self._starts or "input" in pieces:
+            # No piece is a call without arguments; no start is one without a name.
+            used = self._starts.get(index, {})
+            return {"toolUse": {**used, "input": "".join(pieces.get("input", ()))}}
         if "thought redactedContent" in pieces:
             joined = _joined(pieces["thought redactedContent"])
             return {"reasoningContent": {"redactedContent": joined}}
@@ -209,7 +219,7 @@ def _joined(pieces: list[str]) -> str:
         return pieces[0]
     try:
         return base64.b64encode(b"".join(map(base64.b64decode, pieces))).decode()
-    except binascii.Error:
+    except ValueError:
         raise malformed("encrypted reasoning is not in base64") from None
 
 
@@ -217,5 +227,5 @@ def _error_of(exception: dict[str, Any]) -> dict[str, Any]:
     kind, body = exception.get("type"), exception.get("body")
     body = body if isinstance(body, dict) else {}
     message = body.get("originalMessage") or body.get("message") or body.get("Message") or kind
-    status = _STATUSES.get(str(kind))
+    status = _STATUSES.get(word(kind))
     return {"error": {"type": kind, "message": message, **({"code": status} if status else {})}}

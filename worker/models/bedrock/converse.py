@@ -1,6 +1,9 @@
 """The format of `POST /model/MODEL/converse`, and of its stream."""
 
+from functools import partial
+
 from stepfleet.orchestrator.models.endpoint import Endpoint
+from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.models.routes import ROUTES
 from stepfleet.orchestrator.models.services import Api
 from stepfleet.orchestrator.records.responses import ModelRequest
@@ -22,7 +25,7 @@ CONVERSE = Format(
     stream=StreamedConverse,
     usage=usage_of,
     response=parse_converse,
-    failed=lambda payload: "error" in payload,
+    failure=partial(stated_failure, answer="output"),
     stream_type="application/vnd.amazon.eventstream",
     cutter=FrameCutter,
 )

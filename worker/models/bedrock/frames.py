@@ -30,6 +30,11 @@ class FrameCutter:
     def __init__(self) -> None:
         self._begun = bytearray()
 
+    @staticmethod
+    def fits(begin: bytes) -> bool:
+        """Return whether a body that begins so is such a stream: a frame has at most 16 MiB."""
+        return begin[:1] == b"\0"
+
     def feed(self, chunk: bytes) -> list[bytes]:
         """Take the next bytes and return every event that they complete.
 

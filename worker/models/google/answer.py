@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -9,18 +10,28 @@ from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block, shown_reasoning
+from stepfleet.worker.models.bodies import (
+    MOST_BLOCKS,
+    MOST_REASONING,
+    malformed,
+    parse_event,
+    reasoning_block,
+    shown_reasoning,
+    word,
+)
 from stepfleet.worker.models.google.request import PROVIDER
 
 _SIGNATURE = "thoughtSignature"
-_MOST_PARTS = 100_000
+_SAID = "finishMessage"
+_LONGEST_MESSAGE = 500
+_REFUSALS = (
+    "SAFETY RECITATION BLOCKLIST PROHIBITED_CONTENT SPII MODEL_ARMOR LANGUAGE IMAGE_SAFETY"
+    " IMAGE_PROHIBITED_CONTENT IMAGE_RECITATION"
+)
 _REASONS = {
     "STOP": FinishReason.STOP,
     "MAX_TOKENS": FinishReason.LENGTH,
-    **dict.fromkeys(
-        ("SAFETY", "RECITATION", "BLOCKLIST", "PROHIBITED_CONTENT", "SPII", "MODEL_ARMOR"),
-        FinishReason.CONTENT_FILTER,
-    ),
+    **dict.fromkeys(_REFUSALS.split(), FinishReason.CONTENT_FILTER),
 }
 _MISTAKES = {
     "MALFORMED_FUNCTION_CALL",
@@ -35,40 +46,47 @@ _MISTAKES = {
 def parse_content(payload: dict[str, Any], default_model: str) -> LLMResponse:
     """Return an answer as the fleet's; `default_model` names the model where it does not."""
     candidate = _candidate(payload)
-    reason = candidate.get("finishReason")
+    reason = word(candidate.get("finishReason"))
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[dict[str, Any]] = []
     reasoning: list[Block] = []
+    says = False
     for part in _parts(candidate):
-        signature = part.get(_SIGNATURE)
-        call = part.get("functionCall")
-        if isinstance(signature, str) and signature:
+        signature, call, text = part.get(_SIGNATURE), part.get("functionCall"), part.get("text")
+        if isinstance(signature, str) and signature and len(reasoning) < MOST_REASONING:
             # It goes back with its part: all texts are the first one, and an empty one is its own.
-            has_text = any(texts) or bool(part.get("text"))
-            at = 0 if has_text and not isinstance(call, dict) else any(texts) + len(calls)
+            has_text = says or bool(text)
+            at = 0 if has_text and not isinstance(call, dict) else says + len(calls)
             reasoning.append(reasoning_block(PROVIDER, at, {_SIGNATURE: signature}))
         if isinstance(call, dict):
             calls.append({**call, "arguments": call.get("args")})
-        elif isinstance(part.get("text"), str):
-            (thoughts if part.get("thought") else texts).append(part["text"])
-    if not calls and not any(texts) and str(reason) in _MISTAKES:
-        raise malformed(f"it ended with {reason}")
-    known = _REASONS.get(reason, FinishReason.OTHER) if isinstance(reason, str) else None
+        elif isinstance(text, str):
+            (thoughts if part.get("thought") else texts).append(text)
+            says = says or bool(text and not part.get("thought"))
+    if not calls and not says and reason in _MISTAKES:
+        raise malformed(f"it ended with {reason}{_said(candidate)}")
+    known = _REASONS.get(reason, FinishReason.OTHER)
     found = parse_tool_calls(calls, new_id=new_call_id)
-    if found and known in (None, FinishReason.STOP):
+    if found and (known is FinishReason.STOP or not reason):
         known = FinishReason.TOOL_CALLS
+    refused = known is FinishReason.CONTENT_FILTER and not says
     model = payload.get("modelVersion")
     return LLMResponse.model_construct(
-        content="".join(texts),
+        content=word(candidate.get(_SAID)) if refused else "".join(texts),
         tool_calls=found or None,
         usage=usage_of(payload.get("usageMetadata")),
         model=model if isinstance(model, str) and model else default_model,
-        finish_reason=known or FinishReason.OTHER,
+        finish_reason=known,
         reasoning=tuple(reasoning),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )
+
+
+def _said(candidate: dict[str, Any]) -> str:
+    message = word(candidate.get(_SAID))
+    return f": {message[:_LONGEST_MESSAGE]}" if message else ""
 
 
 def _candidate(payload: dict[str, Any]) -> dict[str, Any]:
@@ -77,7 +95,9 @@ def _candidate(payload: dict[str, Any]) -> dict[str, Any]:
         return candidates[0]
     feedback = payload.get("promptFeedback")
     if isinstance(feedback, dict) and feedback.get("blockReason"):
-        return {"finishReason": "SAFETY"}  # the prompt itself was refused
+        # The prompt itself was refused.
+        said = feedback.get("blockReasonMessage")
+        return {"finishReason": "SAFETY", _SAID: said}
     raise malformed("it has no candidates")
 
 
@@ -119,6 +139,11 @@ def _audio(details: Any) -> int:
     )
 
 
+_HEAD = ("modelVersion", "promptFeedback", "responseId")
+_PIECES = {"candidates", "usageMetadata", *_HEAD}
+"""What an event that is no failure has one of."""
+
+
 class StreamedContent:
     """The answer so far. `error` is the payload of a failure that came as an event."""
 
@@ -144,18 +169,20 @@ class StreamedContent:
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
         event = parse_event(data)
-        if event.get("error"):
-            self.error = event
-            return ""
         self.usage = event.get("usageMetadata") or self.usage
-        known = ("modelVersion", "promptFeedback", "responseId")
-        self._head |= {name: event[name] for name in known if name in event}
+        if event.get("error") or not event.keys() & _PIECES:
+            self.error = stated_failure(event, "candidates")
+            return ""
+        self._head |= {name: event[name] for name in _HEAD if name in event}
         if not event.get("candidates"):
             return ""
         candidate = _candidate(event)
         if candidate.get("finishReason"):
-            self._candidate = {"finishReason": candidate["finishReason"]}
-        return "".join(map(self._add, _parts(candidate)))
+            self._candidate = {name: candidate.get(name) for name in ("finishReason", _SAID)}
+        before = self._calls
+        text = "".join(map(self._add, _parts(candidate)))
+        self._size += len(data) if before < self._calls <= MOST_CALLS else 0
+        return text
 
     def payload(self) -> dict[str, Any]:
         """Return the whole answer. Raises `ModelError` when the stream broke off."""
@@ -168,11 +195,9 @@ class StreamedContent:
         return {**whole, "candidates": [{**self._candidate, "content": content}]}
 
     def _add(self, part: dict[str, Any]) -> str:
-        call, text = part.get("functionCall"), part.get("text")
-        if isinstance(call, dict):
-            self._calls += 1
-            self._size += len(str(call.get("args") or "")) if self._calls <= MOST_CALLS else 0
-        if self._calls <= MOST_CALLS + 1 and len(self._parts) < _MOST_PARTS:
+        text = part.get("text")
+        self._calls += isinstance(part.get("functionCall"), dict)
+        if self._calls <= MOST_CALLS + 1 and len(self._parts) < MOST_BLOCKS:
             self._parts.append(part)
         if not isinstance(text, str):
             return ""

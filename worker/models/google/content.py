@@ -1,6 +1,9 @@
 """The format of `POST /v1/models/MODEL:generateContent`, and of its stream."""
 
+from functools import partial
+
 from stepfleet.orchestrator.models.endpoint import Endpoint
+from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.models.routes import ROUTES
 from stepfleet.orchestrator.models.services import Api
 from stepfleet.orchestrator.records.responses import ModelRequest
@@ -22,5 +25,5 @@ GENERATE_CONTENT = Format(
     usage=usage_of,
     usage_field="usageMetadata",
     response=parse_content,
-    failed=lambda payload: bool(payload.get("error")) and not payload.get("candidates"),
+    failure=partial(stated_failure, answer="candidates"),
 )

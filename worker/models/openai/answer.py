@@ -12,12 +12,28 @@ from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.bodies import malformed, reasoning_block, shown_reasoning
-from stepfleet.worker.models.openai.stream import REASONING_DETAILS, REASONING_FIELDS
+from stepfleet.worker.models.bodies import (
+    broken_off,
+    malformed,
+    reasoning_block,
+    shown_reasoning,
+    word,
+)
+from stepfleet.worker.models.openai.stream import (
+    REASONING_DETAILS,
+    REASONING_FIELDS,
+    choices_of,
+    older_call,
+    thoughts_in,
+)
 
 _LONGEST_NAME = 512
 """Characters of a model's name; it is stored with each step, whatever the server put there."""
 
+_REFUSALS = (
+    "content_filter content-filter safety refusal sensitive recitation blocklist"
+    " prohibited_content spii language guardrail_intervened"
+)
 _REASONS = {
     "stop": FinishReason.STOP,
     "eos": FinishReason.STOP,
@@ -29,28 +45,38 @@ _REASONS = {
     "tool_calls": FinishReason.TOOL_CALLS,
     "function_call": FinishReason.TOOL_CALLS,
     "tool_use": FinishReason.TOOL_CALLS,
-    "content_filter": FinishReason.CONTENT_FILTER,
-    "safety": FinishReason.CONTENT_FILTER,
+    **dict.fromkeys(("model_length", "max_output_tokens"), FinishReason.LENGTH),
+    **dict.fromkeys(_REFUSALS.split(), FinishReason.CONTENT_FILTER),
     "error": FinishReason.ERROR,
 }
+_BROKEN_OFF = {
+    "error", "abort", "aborted", "cancelled", "network_error", "insufficient_system_resource",
+    "malformed_function_call",
+}  # fmt: skip
+"""Finish reasons of answers that their server did not end."""
+_WITHOUT_MESSAGE = (FinishReason.CONTENT_FILTER, FinishReason.LENGTH)
 
 
 def parse_completion(
     payload: dict[str, Any], default_model: str, reasoning: str = ""
 ) -> LLMResponse:
-    """Return the first choice of a completion as the fleet's answer.
+    """Return a completion as the fleet's answer.
 
     `default_model` names the model when the payload does not; `reasoning` the field that its
-    service wants back.
+    service wants back. Some servers split one answer into a choice with its text and others with
+    its calls. Raises `ModelError` for an answer that its server broke off.
     """
-    choice = _first_choice(payload)
-    message = choice.get("message")
-    if not isinstance(message, dict):
-        raise malformed("the first choice has no message")
-    calls = _tool_calls(message.get("tool_calls"))
+    choices = choices_of(payload)
+    if not choices:
+        raise malformed("it has no choices")
+    given = next((one["finish_reason"] for one in choices if one.get("finish_reason")), None)
+    if word(given).lower() in _BROKEN_OFF:
+        raise broken_off(word(given))
+    message = _merged(choices)
+    calls = _tool_calls(message)
     refusal = message.get("refusal")
     text = _text(message.get("content"))
-    reason = finish_reason(choice.get("finish_reason"), asks_for_tools=bool(calls))
+    reason = finish_reason(given, asks_for_tools=bool(calls))
     if not text and not calls and isinstance(refusal, str) and refusal:
         text, reason = refusal, FinishReason.CONTENT_FILTER
     model = payload.get("model")
@@ -100,6 +126,8 @@ def _reasoning(message: dict[str, Any]) -> list[str]:
     for field in REASONING_FIELDS:
         if isinstance(text := message.get(field), str) and text:
             return [text]
+    if thoughts := thoughts_in(message.get("content")):
+        return thoughts
     details = message.get(REASONING_DETAILS)
     items = [one for one in details if isinstance(one, dict)] if isinstance(details, list) else []
     found = (one.get("text") or one.get("summary") for one in items)
@@ -115,14 +143,26 @@ def _is_name(model: Any) -> TypeGuard[str]:
     return isinstance(model, str) and 0 < len(model) <= _LONGEST_NAME
 
 
-def _first_choice(payload: dict[str, Any]) -> dict[str, Any]:
-    choices = payload.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise malformed("it has no choices")
-    return choices[0]
+def _merged(choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the message of an answer: of each field what the first choice that has it says."""
+    merged: dict[str, Any] | None = None
+    for choice in reversed(choices):
+        given = choice.get("message")
+        message = given if isinstance(given, dict) else choice.get("delta")
+        if isinstance(message, dict):
+            said = {name: value for name, value in message.items() if value} if merged else message
+            merged = {**(merged or {}), **said}
+    if merged is not None:
+        return merged
+    if finish_reason(choices[0].get("finish_reason"), asks_for_tools=False) in _WITHOUT_MESSAGE:
+        return {}
+    raise malformed("the first choice has no message")
 
 
-def _tool_calls(raw: Any) -> tuple[ToolCall, ...]:
+def _tool_calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
+    raw = message.get("tool_calls")
+    if not raw and (called := older_call(message)):
+        raw = [{"function": called}]
     if raw is None:
         return ()
     if not isinstance(raw, list):

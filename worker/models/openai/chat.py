@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from stepfleet.orchestrator.models.endpoint import Endpoint
 from stepfleet.orchestrator.models.routes import ROUTES
@@ -12,15 +11,11 @@ from stepfleet.worker.models.bodies import encode, parse_body
 from stepfleet.worker.models.http_model import Format
 from stepfleet.worker.models.openai.answer import parse_completion, usage_of
 from stepfleet.worker.models.openai.request import request_body
-from stepfleet.worker.models.openai.stream import StreamedCompletion
+from stepfleet.worker.models.openai.stream import StreamedCompletion, failure_in
 
 
 def _body(request: ModelRequest, endpoint: Endpoint) -> bytes:
     return encode(request_body(request, official=endpoint.official))
-
-
-def _failed(payload: dict[str, Any]) -> bool:
-    return bool(payload.get("error")) and not payload.get("choices")
 
 
 CHAT_COMPLETIONS = Format(
@@ -30,7 +25,7 @@ CHAT_COMPLETIONS = Format(
     stream=StreamedCompletion,
     usage=usage_of,
     response=parse_completion,
-    failed=_failed,
+    failure=failure_in,
 )
 
 

@@ -8,14 +8,15 @@ each piece, send arguments as an object, or send the name later than the id.
 from dataclasses import dataclass, field
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.bodies import malformed, parse_event
 
 _DONE = b"[DONE]"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 REASONING_DETAILS = "reasoning_details"
+MOST_CHOICES = 16
+"""So many choices of one completion are read."""
 _TEXTS = ("text", "summary", "data")
 _LONGEST_NAME = 1024
 """Characters of a name that are kept: more than a valid one has, so that it stays invalid."""
@@ -25,9 +26,11 @@ _LONGEST_NAME = 1024
 class _Call:
     """One call so far; its arguments stay in pieces, so that joining them costs once."""
 
-    id: Any = None
+    id: str | int | None = None
     name: str = ""
     pieces: list[str] = field(default_factory=list)
+    given: dict[str, Any] | None = None
+    """Its arguments, where the server sends them as an object."""
     size: int = 0
     is_whole: bool = False
     """Whether its arguments look like a whole object."""
@@ -39,17 +42,35 @@ class _Call:
             self.name = (self.name + piece)[:_LONGEST_NAME]
 
     def add_arguments(self, piece: str) -> None:
-        repeated = self.is_whole and len(piece) == self.size and piece == "".join(self.pieces)
-        if piece and not repeated:
+        if piece and not self._has(piece):
             self.pieces.append(piece)
             self.size += len(piece)
             # Computed once per piece: later pieces read it again, however long this one is.
             self.is_whole = piece.rstrip().endswith("}")
 
+    def is_followed_by(self, call_id: Any, name: Any, arguments: Any) -> bool:
+        """Return whether a piece begins another call: another id, or an object after this one's."""
+        if call_id is not None and call_id != self.id:
+            return True
+        if not name or not self.is_whole:
+            return False
+        if isinstance(arguments, dict):
+            return True
+        begins = isinstance(arguments, str) and arguments.lstrip().startswith("{")
+        return begins and not self._has(arguments)
+
     def payload(self) -> dict[str, Any]:
-        function = {"name": self.name, "arguments": "".join(self.pieces)}
+        arguments = "".join(self.pieces) if self.given is None else self.given
         named = {} if self.id is None else {"id": self.id}
-        return {"type": "function", "function": function, **named}
+        return {
+            "type": "function",
+            "function": {"name": self.name, "arguments": arguments},
+            **named,
+        }
+
+    def _has(self, piece: str) -> bool:
+        """Return whether a piece repeats all arguments so far."""
+        return self.is_whole and len(piece) == self.size and piece == "".join(self.pieces)
 
 
 class StreamedCalls:
@@ -76,44 +97,42 @@ class StreamedCalls:
         function = delta.get("function")
         function = function if isinstance(function, dict) else {}
         name, arguments = function.get("name"), function.get("arguments")
-        place = self._place(delta, starts=bool(name))
+        call_id = delta.get("id") or None
+        call_id = call_id if isinstance(call_id, str | int) else None
+        place = self._place(delta.get("index"), call_id, name, arguments)
         if place not in self._calls and len(self._calls) > MOST_CALLS:
             return  # one call too many is known: an error answers the others
         self._newest = place
         call = self._calls.setdefault(place, _Call())
         self._last[place[0]] = place[1]
         before = call.size
-        if delta.get("id"):
-            call.id = delta["id"]
+        if call_id is not None:
+            call.id = call_id
         if isinstance(name, str):
             call.add_name(name)
         if isinstance(arguments, dict):
-            arguments = orjson.dumps(arguments).decode()
-        if isinstance(arguments, str):
+            call.given, call.is_whole = arguments, True
+        elif isinstance(arguments, str):
             call.add_arguments(arguments)
         self.size += call.size - before
 
-    def _place(self, delta: dict[str, Any], *, starts: bool) -> tuple[int, int]:
+    def _place(self, index: Any, call_id: Any, name: Any, arguments: Any) -> tuple[int, int]:
         """Return where the call of a piece stands: its index, and which of those that share it."""
-        index = delta.get("index")
         if not isinstance(index, int) or isinstance(index, bool):
-            return self._without_index(delta)
+            return self._without_index(call_id, name, arguments)
         place = (index, self._last.get(index, 0))
         known = self._calls.get(place)
-        if known and starts and known.is_whole and self._is_other(delta, known):
+        if known and known.is_whole and name and known.is_followed_by(call_id, name, arguments):
             return (index, place[1] + 1)
         return place
 
-    def _without_index(self, delta: dict[str, Any]) -> tuple[int, int]:
+    def _without_index(self, call_id: Any, name: Any, arguments: Any) -> tuple[int, int]:
         # Such servers send each call whole, or continue the newest one.
         if self._newest is None:
             return (0, 0)
         index, nth = self._newest
-        return (index + 1, 0) if self._is_other(delta, self._calls[index, nth]) else (index, nth)
-
-    @staticmethod
-    def _is_other(delta: dict[str, Any], known: _Call) -> bool:
-        return bool(delta.get("id")) and delta["id"] != known.id
+        known = self._calls[index, nth]
+        return (index + 1, 0) if known.is_followed_by(call_id, name, arguments) else (index, nth)
 
 
 class StreamedDetails:
@@ -121,16 +140,18 @@ class StreamedDetails:
 
     def __init__(self) -> None:
         self._items: list[tuple[dict[str, Any], dict[str, list[str]]]] = []
+        self._place: tuple[str, int] | None = None
 
     def add(self, piece: Any) -> None:
         """Join a piece to the last item, or begin another one."""
         if not isinstance(piece, dict):
             return
-        place = (piece.get("type"), piece.get("index"))
-        last = self._items[-1][0] if self._items else {}
-        if not last or place != (last.get("type"), last.get("index")):
+        kind, index = piece.get("type"), piece.get("index")
+        place = (kind if isinstance(kind, str) else "", index if isinstance(index, int) else 0)
+        if place != self._place:
             if len(self._items) > MOST_CALLS:
                 return
+            self._place = place
             self._items.append(({}, {}))
         known, texts = self._items[-1]
         for name, value in piece.items():
@@ -147,6 +168,71 @@ class StreamedDetails:
         ]
 
 
+class _StreamedChoice:
+    """One choice so far."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Characters of its text and reasoning."""
+        self.finish_reason: Any = None
+        self.calls = StreamedCalls()
+        self._content: list[str] = []
+        self._refusal: list[str] = []
+        self._reasoning: dict[str, list[str]] = {}
+        self._details = StreamedDetails()
+        self._has_deltas = False
+
+    @property
+    def has_begun(self) -> bool:
+        return bool(self._content or self.calls or self._refusal or self.finish_reason)
+
+    def add(self, choice: dict[str, Any]) -> str:
+        """Add a piece and return the text in it."""
+        self.finish_reason = choice.get("finish_reason") or self.finish_reason
+        delta = self._delta(choice)
+        for call in _as_list(delta.get("tool_calls")):
+            self.calls.add(call)
+        if not delta.get("tool_calls") and (called := older_call(delta)):
+            self.calls.add({"index": 0, "function": called})
+        if isinstance(refused := delta.get("refusal"), str):
+            self._refusal.append(refused)
+        for name in REASONING_FIELDS:
+            if isinstance(thought := delta.get(name), str) and thought:
+                self._reasoning.setdefault(name, []).append(thought)
+                self.size += len(thought)
+        for one in _as_list(delta.get(REASONING_DETAILS)):
+            self._details.add(one)
+        for thought in thoughts_in(delta.get("content")):
+            self._reasoning.setdefault(REASONING_FIELDS[0], []).append(thought)
+            self.size += len(thought)
+        piece = _text(delta.get("content"))
+        self.size += len(piece)
+        if piece:
+            self._content.append(piece)
+        return piece
+
+    def payload(self, index: int) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content) or None}
+        if self._refusal:
+            message["refusal"] = "".join(self._refusal)
+        message |= {field: "".join(pieces) for field, pieces in self._reasoning.items()}
+        if details := self._details.all():
+            message[REASONING_DETAILS] = details
+        if self.calls:
+            message["tool_calls"] = self.calls.all()
+        return {"index": index, "message": message, "finish_reason": self.finish_reason}
+
+    def _delta(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return what a piece adds; some servers name it like a whole answer's message."""
+        delta = choice.get("delta")
+        if isinstance(delta, dict) and delta:
+            self._has_deltas = True
+            return delta
+        # Behind deltas it would be all of them once more.
+        message = None if self._has_deltas else choice.get("message")
+        return message if isinstance(message, dict) else {}
+
+
 class StreamedCompletion:
     """The completion so far. `error` is the payload of a failure that came as an event.
 
@@ -156,20 +242,14 @@ class StreamedCompletion:
     def __init__(self) -> None:
         self.error: dict[str, Any] | None = None
         self.usage: Any = None
-        self._text = 0
         self._done = False
         self._head: dict[str, Any] = {}
-        self._content: list[str] = []
-        self._refusal: list[str] = []
-        self._reasoning: dict[str, list[str]] = {}
-        self._details = StreamedDetails()
-        self._calls = StreamedCalls()
-        self._finish_reason: str | None = None
+        self._choices: dict[int, _StreamedChoice] = {}
 
     @property
     def size(self) -> int:
         """How many characters of text and calls it has."""
-        return self._text + self._calls.size
+        return sum(one.size + one.calls.size for one in self._choices.values())
 
     @property
     def is_over(self) -> bool:
@@ -182,52 +262,57 @@ class StreamedCompletion:
             self._done = True
             return ""
         event = parse_event(data)
-        if event.get("error"):
-            self.error = event
+        self.usage = event.get("usage") or self.usage
+        if failure := failure_in(event):
+            self.error = failure
             return ""
         self._head = self._head or {key: event.get(key) for key in ("id", "model", "created")}
-        self.usage = event.get("usage") or self.usage
-        choices = event.get("choices")
-        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-            return ""
-        return self._add_choice(choices[0])
+        text = ""
+        for choice in choices_of(event):
+            index = choice.get("index")
+            place = index if isinstance(index, int) else 0
+            if place not in self._choices and len(self._choices) >= MOST_CHOICES:
+                continue
+            piece = self._choices.setdefault(place, _StreamedChoice()).add(choice)
+            text += piece if place == next(iter(self._choices)) else ""
+        return text
 
     def payload(self) -> dict[str, Any]:
         """Return the whole completion. Raises `ModelError` when the stream broke off."""
-        if self._finish_reason is None and not self._done:
+        choices = sorted(self._choices.items())
+        if not self._done and not any(one.finish_reason for _, one in choices):
             raise malformed("the stream broke off")
-        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content) or None}
-        if self._refusal:
-            message["refusal"] = "".join(self._refusal)
-        message |= {field: "".join(pieces) for field, pieces in self._reasoning.items()}
-        if details := self._details.all():
-            message[REASONING_DETAILS] = details
-        if self._calls:
-            message["tool_calls"] = self._calls.all()
-        choice = {"index": 0, "message": message, "finish_reason": self._finish_reason}
-        started = bool(self._content or self._calls or self._refusal or self._finish_reason)
-        return {**self._head, "choices": [choice] if started else [], "usage": self.usage}
+        begun = [one.payload(index) for index, one in choices if one.has_begun]
+        return {**self._head, "choices": begun, "usage": self.usage}
 
-    def _add_choice(self, choice: dict[str, Any]) -> str:
-        self._finish_reason = choice.get("finish_reason") or self._finish_reason
-        delta = choice.get("delta")
-        if not isinstance(delta, dict):
-            return ""
-        for call in _as_list(delta.get("tool_calls")):
-            self._calls.add(call)
-        if isinstance(refused := delta.get("refusal"), str):
-            self._refusal.append(refused)
-        for name in REASONING_FIELDS:
-            if isinstance(thought := delta.get(name), str) and thought:
-                self._reasoning.setdefault(name, []).append(thought)
-                self._text += len(thought)
-        for one in _as_list(delta.get(REASONING_DETAILS)):
-            self._details.add(one)
-        piece = _text(delta.get("content"))
-        self._text += len(piece)
-        if piece:
-            self._content.append(piece)
-        return piece
+
+def choices_of(payload: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the choices of a completion, or of a piece of one."""
+    choices = payload.get("choices")
+    if not isinstance(choices, list):
+        return []
+    return [one for one in choices[:MOST_CHOICES] if isinstance(one, dict)]
+
+
+def failure_in(payload: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the failure that a completion, or a piece of one, states in place of an answer."""
+    inner = (one["error"] for one in choices_of(payload) if one.get("error"))
+    return stated_failure(payload, "choices") or next(({"error": one} for one in inner), None)
+
+
+def older_call(message: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the `function_call` of a message: the form of calls before there could be several."""
+    called = message.get("function_call")
+    is_one = isinstance(called, dict) and (called.get("name") or called.get("arguments"))
+    return called if is_one else None
+
+
+def thoughts_in(content: Any) -> list[str]:
+    """Return the texts of the parts in which a model reasoned: Mistral's stand in the content."""
+    if not isinstance(content, list):
+        return []
+    parts = [one for one in content if isinstance(one, dict) and one.get("type") == "thinking"]
+    return [_text(one.get("thinking")) for one in parts]
 
 
 def _as_list(value: Any) -> list[Any]:

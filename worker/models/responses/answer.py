@@ -2,24 +2,36 @@
 
 from typing import Any
 
+from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import parse_tool_calls
-from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block, shown_reasoning
+from stepfleet.worker.models.bodies import (
+    MOST_BLOCKS,
+    MOST_REASONING,
+    broken_off,
+    malformed,
+    parse_event,
+    reasoning_block,
+    shown_reasoning,
+    word,
+)
 from stepfleet.worker.models.responses.request import PROVIDER
 
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 _DELTAS = {"response.output_text.delta", "response.refusal.delta"}
 _CALL_DELTA = "response.function_call_arguments.delta"
-_MOST_ITEMS = 4 * MOST_CALLS
+_COMPLETED = ("completed", "complete")
+_NOT_ENDED = {"queued", "in_progress", "failed", "cancelled"}
 
 
 def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
     """Return an answer as the fleet's; `default_model` names the model where it does not."""
+    if word(payload.get("status")) in _NOT_ENDED:
+        raise broken_off(payload["status"])
     output = payload.get("output")
     if not isinstance(output, list) or not all(isinstance(item, dict) for item in output):
         raise malformed("its output is not a list of items")
@@ -28,16 +40,19 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
     calls: list[dict[str, Any]] = []
     reasoning: list[Block] = []
     thoughts: list[str] = []
+    says = False
     for item in output:
         if item.get("type") == "reasoning":
             thoughts += _texts({"content": item.get("summary")}, "summary_text", "text")
         match item.get("type"):
-            case "reasoning" if item.get("encrypted_content"):  # others are not known again
-                at = any(texts) + len(calls)
+            # Others are not known again.
+            case "reasoning" if item.get("encrypted_content") and len(reasoning) < MOST_REASONING:
                 sent = {name: value for name, value in item.items() if name != "status"}
-                reasoning.append(reasoning_block(PROVIDER, at, sent))
+                reasoning.append(reasoning_block(PROVIDER, says + len(calls), sent))
             case "message":
-                texts += _texts(item, "output_text", "text")
+                said = _texts(item, "output_text", "text")
+                says = says or any(said)
+                texts += said
                 refusals += _texts(item, "refusal", "refusal")
             case "function_call":
                 calls.append({**item, "id": item.get("call_id")})
@@ -73,10 +88,10 @@ def _reason(payload: dict[str, Any], *, has_calls: bool) -> FinishReason:
             "max_output_tokens": FinishReason.LENGTH,
             "content_filter": FinishReason.CONTENT_FILTER,
         }
-        return known.get(str(why), FinishReason.OTHER)
+        return known.get(word(why), FinishReason.OTHER)
     if has_calls:
         return FinishReason.TOOL_CALLS
-    return FinishReason.STOP if payload.get("status") == "completed" else FinishReason.OTHER
+    return FinishReason.STOP if payload.get("status") in _COMPLETED else FinishReason.OTHER
 
 
 def usage_of(usage: Any) -> UsageStats | None:
@@ -125,16 +140,17 @@ class StreamedResponse:
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
         event = parse_event(data)
-        kind = str(event.get("type"))
+        kind = word(event.get("type"))
         if kind in _DELTAS or kind == _CALL_DELTA:
             piece = event.get("delta")
             self._size += len(piece) if isinstance(piece, str) else 0
             return piece if isinstance(piece, str) and kind == "response.output_text.delta" else ""
         if kind in _ENDS:
             self._end(event.get("response"))
-        elif kind == "error" or event.get("error"):
-            inner = event.get("error")
-            self.error = event if isinstance(inner, dict) else {"error": event}
+        elif kind == "error":
+            self.error = event if event.get("error") else {"error": event}
+        elif not kind or event.get("error"):
+            self.error = stated_failure(event, "type")
         elif kind == "response.output_item.done":
             self._keep(event.get("output_index"), event.get("item"))
         return ""
@@ -153,5 +169,5 @@ class StreamedResponse:
         self._response = response
 
     def _keep(self, index: Any, item: Any) -> None:
-        if isinstance(index, int) and isinstance(item, dict) and len(self._items) < _MOST_ITEMS:
+        if isinstance(index, int) and isinstance(item, dict) and len(self._items) < MOST_BLOCKS:
             self._items[index] = item

@@ -1,6 +1,9 @@
 """The format of `POST /responses`."""
 
+from functools import partial
+
 from stepfleet.orchestrator.models.endpoint import Endpoint
+from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.models.routes import ROUTES
 from stepfleet.orchestrator.models.services import Api
 from stepfleet.orchestrator.records.responses import ModelRequest
@@ -21,5 +24,5 @@ RESPONSES = Format(
     stream=StreamedResponse,
     usage=usage_of,
     response=parse_response,
-    failed=lambda payload: bool(payload.get("error")),
+    failure=partial(stated_failure, answer="output"),
 )

@@ -167,7 +167,7 @@ def test_tokens_read_from_and_written_to_the_cache_are_prompt_tokens_with_their_
         ("max_tokens", FinishReason.LENGTH),
         ("model_context_window_exceeded", FinishReason.LENGTH),
         ("refusal", FinishReason.CONTENT_FILTER),
-        ("pause_turn", FinishReason.OTHER),
+        ("pause_turn", FinishReason.PAUSE),
         (None, FinishReason.OTHER),
     ],
 )

@@ -25,7 +25,7 @@ from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.models.endpoint import endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.records.responses import OutputFormat
-from stepfleet.worker.models.bedrock.answer import parse_converse, usage_of
+from stepfleet.worker.models.bedrock.answer import StreamedConverse, parse_converse, usage_of
 from stepfleet.worker.models.bedrock.converse import CONVERSE
 from stepfleet.worker.models.bedrock.request import request_body
 from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
@@ -334,3 +334,27 @@ def test_botocores_client_understands_the_model_server(server: ModelServer, clie
         client.converse(**asked)
     with pytest.raises((ClientError, EventStreamError), match="ThrottlingException"):
         client.converse_stream(**asked)
+
+
+@pytest.mark.parametrize("start", [None, {}, {"toolUse": None}, "x"])
+def test_a_block_may_start_with_nothing(start: Any) -> None:
+    answer = StreamedConverse()
+    for event in (
+        {"contentBlockStart": {"contentBlockIndex": 0, "start": start}},
+        {"contentBlockStart": {"contentBlockIndex": 1}},
+        {"contentBlockDelta": {"contentBlockIndex": 0, "delta": {"text": "Hel"}}},
+        {"contentBlockDelta": {"contentBlockIndex": 1, "delta": {"text": "lo"}}},
+        {"messageStop": {"stopReason": "end_turn"}},
+    ):
+        answer.add(orjson.dumps(event))
+    assert parse_converse(answer.payload(), "m").content == "Hello"
+
+
+def test_encrypted_reasoning_that_is_no_text_is_malformed() -> None:
+    answer = StreamedConverse()
+    piece = {"contentBlockIndex": 0, "delta": {"reasoningContent": {"redactedContent": "é"}}}
+    answer.add(orjson.dumps({"contentBlockDelta": piece}))
+    answer.add(orjson.dumps({"contentBlockDelta": piece}))
+    answer.add(orjson.dumps({"messageStop": {"stopReason": "end_turn"}}))
+    with pytest.raises(ModelError, match="base64"):
+        answer.payload()

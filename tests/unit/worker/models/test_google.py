@@ -133,7 +133,7 @@ def test_thoughts_are_no_text() -> None:
         ("STOP", FinishReason.STOP),
         ("MAX_TOKENS", FinishReason.LENGTH),
         ("SAFETY", FinishReason.CONTENT_FILTER),
-        ("LANGUAGE", FinishReason.OTHER),
+        ("LANGUAGE", FinishReason.CONTENT_FILTER),
     ],
 )
 def test_finish_reasons(reason: str, expected: FinishReason) -> None:

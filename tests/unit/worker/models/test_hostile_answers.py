@@ -5,23 +5,29 @@ times the bound, or hours.
 """
 
 import asyncio
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import orjson
 import pytest
-from support.servers.raw_model_server import RawModelServer, completion_body, raw
+from support.servers.raw_model_server import RawModelServer, completion, completion_body, raw
 
-from stepfleet.orchestrator import Message, ModelRequest, ModelSettings
-from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator import LLMResponse, Message, ModelRequest, ModelSettings
+from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
+from stepfleet.orchestrator.models.services import SERVICES, Api
 from stepfleet.worker.models import Models
-from stepfleet.worker.models.bodies import parse_body
-from stepfleet.worker.models.http_model import HttpModel
+from stepfleet.worker.models.bodies import MOST_REASONING, parse_body
+from stepfleet.worker.models.connections import Connections
+from stepfleet.worker.models.http_model import LARGE_ANSWER, EventLines, HttpModel
 from stepfleet.worker.models.lenient_json import MENDED_BYTES, MOST_SIGNS, read_json
 from stepfleet.worker.models.openai.answer import parse_completion
+from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS
 from stepfleet.worker.models.openai.stream import StreamedCompletion
+from stepfleet.worker.models.providers import FORMATS
 
 BOUND_SECONDS = 3.0
 
@@ -84,6 +90,102 @@ def test_a_long_text_is_no_answer_of_many_values() -> None:
 @pytest.mark.parametrize("name", ["", "m" * 1_000_000, 7, None], ids=lambda one: repr(one)[:9])
 def test_what_is_no_model_s_name_is_not_kept_with_each_step(name: Any) -> None:
     assert parse_completion(completion_body() | {"model": name}, "asked").model == "asked"
+
+
+BLANK = {"type": "text", "text": " " * 20}
+WHOLE: dict[str, tuple[Api, Any]] = {
+    "Messages": (Api.MESSAGES, lambda many: {
+        "content": [BLANK, {"type": "thinking", "thinking": "x", "signature": "s"}] * many}),
+    "a paused turn": (Api.MESSAGES, lambda many: {
+        "content": [BLANK, {"type": "server_tool_use"}] * many, "stop_reason": "pause_turn"}),
+    "Converse": (Api.CONVERSE, lambda many: {"output": {"message": {"content": [
+        {"text": " " * 20}, {"reasoningContent": {"reasoningText": {"signature": "s"}}}] * many}}}),
+    "Gemini": (Api.GENERATE_CONTENT, lambda many: {"candidates": [{"content": {
+        "parts": [{"text": "", "thoughtSignature": "s"}] * many}}]}),
+    "Responses": (Api.RESPONSES, lambda many: {"output": [
+        {"type": "message", "content": [{"type": "output_text", "text": ""}]},
+        {"type": "reasoning", "encrypted_content": "z"}] * many}),
+    "chat": (Api.CHAT, lambda many: {"choices": [{"message": {"content": [
+        {"type": "text", "text": ""}, {"type": "thinking", "thinking": "x"}] * many}}]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WHOLE)
+def test_an_answer_of_very_many_blocks_is_read_in_time_linear_in_its_size(case: str) -> None:
+    api, made = WHOLE[case]
+    form, body = FORMATS[api], orjson.dumps(made(20_000))
+    with quickly():
+        answer = form.response(form.parse(body), "asked")
+    assert len(answer.reasoning) <= MOST_REASONING
+
+
+STREAMS: dict[str, tuple[Api, Any]] = {
+    "counts": (Api.MESSAGES, lambda at: {
+        "type": "message_delta", "delta": {f"a{at}": 1},
+        "usage": {f"k{at * 7 + each}": 1 for each in range(7)}}),
+    "blocks": (Api.MESSAGES, lambda at: {
+        "type": "content_block_start", "index": at, "content_block": BLANK}),
+    "texts": (Api.CONVERSE, lambda at: {
+        "contentBlockDelta": {"contentBlockIndex": at, "delta": {"text": " "}}}),
+    "parts": (Api.GENERATE_CONTENT, lambda at: {"responseId": f"{at}", "candidates": [{"content": {
+        "parts": [{"text": "", "thoughtSignature": "s"}]}, "finishReason": "STOP"}]}),
+    "items": (Api.RESPONSES, lambda at: {
+        "type": "response.output_item.done", "output_index": at, "item": {"type": "message"}}),
+    "choices": (Api.CHAT, lambda at: {"choices": [{"index": at, "finish_reason": "stop", "delta": {
+        "reasoning_details": [{"type": "a", "index": at}]}}]}),
+}  # fmt: skip
+ENDS: dict[Api, dict[str, Any]] = {
+    Api.MESSAGES: {"type": "message_stop"},
+    Api.CONVERSE: {"messageStop": {"stopReason": "end_turn"}},
+    Api.RESPONSES: {"type": "response.completed", "response": {"status": "completed"}},
+}
+
+
+@pytest.mark.parametrize("case", STREAMS)
+def test_a_stream_of_very_many_events_is_read_in_time_linear_in_its_size(case: str) -> None:
+    api, made = STREAMS[case]
+    form = FORMATS[api]
+    answer = form.stream()
+    events = [orjson.dumps(made(at)) for at in range(20_000)]
+    if api in ENDS:
+        events.append(orjson.dumps(ENDS[api]))
+    with quickly():
+        for event in events:
+            answer.add(event)
+        form.response(answer.payload(), "asked")
+
+
+@pytest.mark.parametrize(
+    "rest", [b": a comment\n", b"no field\n", b"event: x\n", b"\r", b"error: no\r", b"data:\n\n"]
+)
+def test_lines_behind_a_long_one_do_not_look_at_it_again(rest: bytes) -> None:
+    body = b'data: {"a":"' + b"x" * 4_000_000 + b'"}\n' + rest * 50_000
+    lines = EventLines()
+    with quickly():
+        for first in range(0, len(body), 16_384):
+            lines.feed(body[first : first + 16_384])
+        lines.end()
+
+
+async def test_an_answer_that_takes_long_to_read_is_given_up_at_the_calls_deadline() -> None:
+    given_up = threading.Event()
+
+    def slow(payload: dict[str, Any], model: str) -> LLMResponse:
+        given_up.wait(30)
+        return parse_completion(payload, model)
+
+    async with RawModelServer().running() as server:
+        server.answers(completion("x" * LARGE_ANSWER))
+        connections = Connections()
+        form = replace(CHAT_COMPLETIONS, response=slow)
+        model = HttpModel(SERVICES["openai"], form, connections, environment={})
+        settings = ModelSettings(base_url=server.base_url, timeout=0.5)
+        request = ModelRequest(model="m", messages=(Message.user("hi"),), settings=settings)
+        with pytest.raises(ModelTimeoutError) as raised:
+            await model.generate(request)
+        given_up.set()
+        await connections.aclose()
+    assert raised.value.usage is not None  # it was reported: the ledger gets what it has cost
 
 
 async def test_a_stream_of_thousands_of_small_events_gives_others_their_turn() -> None:

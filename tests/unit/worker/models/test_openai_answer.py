@@ -216,3 +216,32 @@ def test_counts_that_cannot_be_are_no_report(count: str) -> None:
     except ModelError:
         return  # not JSON in the first place
     assert usage is None
+
+
+def test_an_answer_may_be_split_into_choices_with_its_text_and_its_calls() -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    first = {"message": {"role": "assistant", "content": "Let me see."}, "finish_reason": "stop"}
+    second = {
+        "message": {"role": "assistant", "content": None, "tool_calls": [call]},
+        "finish_reason": "tool_calls",
+    }
+    for choices in ([first, second], [second, first]):
+        answer = parse_completion({"choices": choices}, "m")
+        assert (answer.content, answer.finish_reason) == ("Let me see.", FinishReason.TOOL_CALLS)
+        assert [one.name for one in answer.tool_calls or ()] == ["look"]
+
+
+def test_a_function_call_is_a_call() -> None:
+    body = completion_body(None, function_call={"name": "look", "arguments": '{"a": 1}'})
+    (call,) = parse_completion(body, "m").tool_calls or ()
+    assert (call.name, call.arguments, call.error) == ("look", {"a": 1}, None)
+    empty = {"name": "", "arguments": ""}  # beside real calls, and beside none
+    assert parse_completion(completion_body("x", function_call=empty), "m").tool_calls is None
+
+
+def test_thoughts_in_the_content_are_reasoning() -> None:
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+    body = completion_body(None)
+    body["choices"][0]["message"]["content"] = [thinking, {"type": "text", "text": "Yes."}]
+    answer = parse_completion(body, "m")
+    assert (answer.reasoning_text, answer.content) == ("Hm.", "Yes.")

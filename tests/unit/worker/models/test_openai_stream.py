@@ -135,3 +135,96 @@ def test_a_stream_of_calls_without_end_keeps_no_more_than_are_answered() -> None
     assert len(payload["choices"][0]["message"]["tool_calls"]) == MOST_CALLS + 1
     answer = parse_completion(payload, "asked")
     assert "not executed" in str((answer.tool_calls or ())[-1].error)
+
+
+def calls_of(completion: StreamedCompletion) -> list[tuple[str, Any]]:
+    found = parse_completion(completion.payload(), "m").tool_calls or ()
+    assert not any(one.error for one in found)
+    return [(one.name, one.arguments) for one in found]
+
+
+@pytest.mark.parametrize("index", [0, None])
+@pytest.mark.parametrize("as_text", [True, False], ids=["text", "object"])
+def test_whole_calls_without_ids_stay_apart(index: int | None, as_text: bool) -> None:
+    arguments: list[Any] = [{"a": 1}, {"a": 5}]
+    if as_text:
+        arguments = ['{"a":1}', '{"a":5}']
+    pieces = [call_delta(index, name="add", arguments=one) for one in arguments]
+    found = calls_of(assemble(*(delta(tool_calls=[one]) for one in pieces), delta("tool_calls")))
+    assert found == [("add", {"a": 1}), ("add", {"a": 5})]
+    together = assemble(delta(tool_calls=pieces), delta("tool_calls"))
+    assert calls_of(together) == found
+
+
+def test_arguments_that_go_on_behind_a_bracket_stay_one_call() -> None:
+    pieces = ('{"a": {"b": 1}', ', "c": {"d": 2}', "}")
+    named = [delta(tool_calls=[call_delta(0, name="add", arguments=one)]) for one in pieces]
+    assert calls_of(assemble(*named, delta("stop"))) == [("add", {"a": {"b": 1}, "c": {"d": 2}})]
+
+
+def test_a_stream_may_name_its_deltas_messages() -> None:
+    pieces = [
+        {"choices": [{"index": 0, "message": {"role": "assistant", "content": text}}]}
+        for text in ("Hel", "lo")
+    ]
+    completion = StreamedCompletion()
+    told = [completion.add(orjson.dumps(one)) for one in pieces]
+    completion.add(orjson.dumps(delta("stop")))
+    assert ("".join(told), parse_completion(completion.payload(), "m").content) == ("Hello",) * 2
+
+
+def test_a_whole_message_behind_the_deltas_is_not_read_again() -> None:
+    last = {"choices": [{"index": 0, "message": {"content": "Hello"}, "finish_reason": "stop"}]}
+    completion = assemble(delta(content="Hel"), delta(content="lo"), last)
+    assert parse_completion(completion.payload(), "m").content == "Hello"
+
+
+def test_pieces_of_a_function_call_are_a_call() -> None:
+    completion = assemble(
+        delta(function_call={"name": "add", "arguments": '{"a"'}),
+        delta(function_call={"arguments": ": 1}"}),
+        delta("function_call"),
+    )
+    assert calls_of(completion) == [("add", {"a": 1})]
+
+
+def test_choices_are_told_apart_by_their_index() -> None:
+    def piece(index: int, **fields: Any) -> dict[str, Any]:
+        return {"choices": [{"index": index, "delta": fields, "finish_reason": None}]}
+
+    call = call_delta(0, id="c1", name="add", arguments="{}")
+    completion = StreamedCompletion()
+    events = (
+        piece(0, content="Let me "), piece(1, tool_calls=[call]), piece(0, content="see."),
+        piece(2, content="another"), delta("tool_calls"),
+    )  # fmt: skip
+    assert "".join(completion.add(orjson.dumps(one)) for one in events) == "Let me see."
+    answer = parse_completion(completion.payload(), "m")
+    assert (answer.content, [one.name for one in answer.tool_calls or ()]) == (
+        "Let me see.",
+        ["add"],
+    )
+
+
+def test_thoughts_of_a_streamed_content_are_reasoning() -> None:
+    thinking = {"type": "thinking", "thinking": [{"type": "text", "text": "Hm."}]}
+    completion = assemble(
+        delta(content=[thinking]), delta(content=[{"type": "text", "text": "Yes."}]), delta("stop")
+    )
+    answer = parse_completion(completion.payload(), "m")
+    assert (answer.reasoning_text, answer.content) == ("Hm.", "Yes.")
+
+
+@given(st.data())
+def test_every_line_end_ends_a_line_however_the_bytes_are_cut(data: st.DataObject) -> None:
+    end = data.draw(st.sampled_from((b"\n", b"\r", b"\r\n")))
+    stream = end.join((b": hi", b"data: one", b"data: two", b"", b"", b'data: {"a":1}', b"", b""))
+    cuts = data.draw(st.lists(st.integers(0, len(stream))).map(sorted))
+    lines, got = EventLines(), []
+    for start, stop in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        got += lines.feed(stream[start:stop])
+    assert [*got, *lines.end()] == [b"one\ntwo", b'{"a":1}']
+
+
+def test_an_event_without_data_is_none() -> None:
+    assert EventLines().feed(b"data:\n\nevent: ping\ndata: \n\ndata: 1\n\n") == [b"1"]

@@ -119,7 +119,7 @@ def test_an_answer_of_the_sdks_types_is_understood() -> None:
             {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}},
             FinishReason.CONTENT_FILTER,
         ),
-        ({"status": "cancelled"}, FinishReason.OTHER),
+        ({"status": None}, FinishReason.OTHER),
     ],
 )
 def test_finish_reasons(fields: dict[str, Any], expected: FinishReason) -> None:

@@ -1,0 +1,219 @@
+"""Answers with status 200 that are none: what the server says of it becomes the call's failure."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+import pytest
+from support.servers.answer_desk import AnswerDesk, answer_desk
+from support.servers.raw_model_server import Script, completion_body, raw, reply
+
+from stepfleet.orchestrator import FinishReason, LLMResponse, ModelErrorCode
+from stepfleet.orchestrator.errors import ModelError
+from stepfleet.worker.testing.bedrock.answers import FRAMES, frame
+
+C = ModelErrorCode
+CHAT, CLAUDE, GEMINI = "openai:m", "anthropic:m", "google:m"
+CONVERSE, RESPONSES = "bedrock:anthropic.claude-x", "openai-responses:m"
+USAGE = {"prompt_tokens": 9, "completion_tokens": 4, "total_tokens": 13}
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[AnswerDesk]:
+    with answer_desk() as desk:
+        yield desk
+
+
+def lines(text: bytes) -> Script:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+    return raw(head + text)
+
+
+def events(*payloads: Any) -> Script:
+    return lines(b"".join(b"data: " + orjson.dumps(payload) + b"\n\n" for payload in payloads))
+
+
+def choice(**fields: Any) -> dict[str, Any]:
+    message = {"role": "assistant", "content": "Half an ans"}
+    return {"choices": [{"index": 0, "message": message, **fields}], "usage": USAGE}
+
+
+STATED: dict[str, tuple[Any, ModelErrorCode, str]] = {
+    "in a choice": (choice(error={"code": 502, "message": "behind me"}), C.SERVER_ERROR,
+                    "502: behind me"),
+    "a limit in a choice": (choice(error={"code": 429, "message": "slow"}), C.RATE_LIMIT, "slow"),
+    "of one word": (choice(finish_reason="error"), C.SERVER_ERROR, "'error'"),
+    "of no word": (choice(error="", finish_reason="error"), C.SERVER_ERROR, "'error'"),
+    "an abort": (choice(finish_reason="abort"), C.SERVER_ERROR, "'abort'"),
+    "beside choices": ({**choice(), "error": {"message": "oops"}}, C.SERVER_ERROR, "oops"),
+    "as an object": ({"object": "error", "message": "no such thing", "code": 400},
+                     C.INVALID_REQUEST, "no such thing"),
+    "a detail": ({"detail": "went wrong"}, C.SERVER_ERROR, "went wrong"),
+    "details": ({"detail": [{"loc": ["body"], "msg": "field required"}]}, C.SERVER_ERROR,
+                "field required"),
+    "code and msg": ({"code": 1302, "msg": "rate limit exceeded"}, C.RATE_LIMIT, "rate limit"),
+    "MiniMax's": ({"base_resp": {"status_code": 1008, "status_msg": "insufficient balance"}},
+                  C.QUOTA_EXHAUSTED, "insufficient balance"),
+    "within another": ({"error": {"error": {"message": "inner", "code": 503}}}, C.SERVER_ERROR,
+                       "503: inner"),
+    "a name and words": ({"error": "Internal Server Error", "message": "disk full"},
+                         C.SERVER_ERROR, "Internal Server Error: disk full"),
+    "a server behind": ({"error": {"message": "Provider returned error", "code": 400, "metadata": {
+        "raw": "maximum context length is 4096 tokens"}}}, C.CONTEXT_OVERFLOW, "4096"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("case", STATED)
+def test_a_failure_that_an_answer_states_has_its_code_and_the_servers_words(
+    case: str, desk: AnswerDesk, stream: bool
+) -> None:
+    """LLM-06, LLM-17"""
+    payload, code, words = STATED[case]
+    failure = desk.ask(CHAT, events(payload) if stream else reply(200, payload), stream=stream)
+    assert isinstance(failure, ModelError)
+    assert failure.code == code
+    assert words in failure.message
+    if "usage" in payload:  # what it has cost goes to the ledger
+        assert failure.usage is not None
+        assert (failure.usage.total_tokens, failure.received is not None) == (13, True)
+
+
+SAID_IN_LINES: dict[str, tuple[bytes, str]] = {
+    "words": (b"event: error\ndata: out of memory\n\n", "out of memory"),
+    "a detail": (b'event: error\ndata: {"detail": "out of memory"}\n\n', "out of memory"),
+    "a message": (b'event: error\ndata: {"message": "out of memory"}\n\n', "out of memory"),
+    "an error": (b'event: error\ndata: {"error": {"message": "of memory"}}\n\n', "of memory"),
+    "a line": (b'error: {"code": 500, "message": "of memory"}\n\n', "500: of memory"),
+    "a line of words": (b"error: out of memory\r\n\r\n", "out of memory"),
+    "502 in a choice": (
+        b'data: {"choices": [{"delta": {}, "error": {"code": 502, "message": "down"}}]}\n\n',
+        "502: down",
+    ),
+}
+BEGUN: dict[str, bytes] = {
+    CHAT: b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n\n',
+    CLAUDE: b'data: {"type": "message_start", "message": {}}\n\n',
+    GEMINI: b'data: {"candidates": [{"content": {"parts": [{"text": "Hel"}]}}]}\n\n',
+    RESPONSES: b'data: {"type": "response.output_text.delta", "delta": "Hel"}\n\n',
+}
+
+
+@pytest.mark.parametrize("case", SAID_IN_LINES)
+@pytest.mark.parametrize("model", BEGUN)
+@pytest.mark.parametrize("begun", [True, False], ids=["late", "at once"])
+def test_a_failure_in_a_stream_has_the_servers_words(
+    model: str, case: str, begun: bool, desk: AnswerDesk
+) -> None:
+    text, words = SAID_IN_LINES[case]
+    if case.startswith("502") and model != CHAT:
+        return
+    failure = desk.ask(model, lines(BEGUN[model] * begun + text), stream=True)
+    assert isinstance(failure, ModelError)
+    assert words in failure.message
+    assert failure.retryable
+
+
+@pytest.mark.parametrize("status", ["queued", "in_progress", "failed", "cancelled"])
+def test_a_response_that_has_not_ended_is_no_answer(status: str, desk: AnswerDesk) -> None:
+    usage = {"input_tokens": 9, "output_tokens": 4}
+    failure = desk.ask(
+        RESPONSES, reply(200, {"status": status, "output": [], "usage": usage}), stream=False
+    )
+    assert isinstance(failure, ModelError)
+    assert (failure.retryable, failure.code, status in failure.message) == (
+        True, C.SERVER_ERROR, True,
+    )  # fmt: skip
+    assert failure.usage is not None
+
+
+def gemini(reason: str, **fields: Any) -> dict[str, Any]:
+    return {"candidates": [{"finishReason": reason, **fields}]}
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "Gemini's image": (GEMINI, gemini("IMAGE_SAFETY", finishMessage="An image."), "An image."),
+    "Gemini's language": (GEMINI, gemini("LANGUAGE", content={}), ""),
+    "Gemini's prompt": (
+        GEMINI,
+        {"promptFeedback": {"blockReason": "OTHER", "blockReasonMessage": "No."}},
+        "No.",
+    ),
+    "Claude's": (CLAUDE, {"content": [], "stop_reason": "refusal"}, ""),
+    "a compatible server's": (CHAT, choice(finish_reason="content-filter", message={}), ""),
+    "a compatible server's, bare": (
+        CHAT,
+        {"choices": [{"index": 0, "finish_reason": "content_filter"}]},
+        "",
+    ),
+    "Bedrock's": (
+        CONVERSE,
+        {"output": {"message": {"content": []}}, "stopReason": "content_filtered"},
+        "",
+    ),
+    "a response's": (
+        RESPONSES,
+        {"status": "incomplete", "incomplete_details": {"reason": "content_filter"}, "output": []},
+        "",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_refusal_is_named_as_one_and_has_the_services_words(case: str, desk: AnswerDesk) -> None:
+    model, payload, words = REFUSED[case]
+    answer = desk.ask(model, reply(200, payload), stream=False)
+    assert isinstance(answer, LLMResponse)
+    assert (answer.finish_reason, answer.content) == (FinishReason.CONTENT_FILTER, words)
+
+
+EMPTY: dict[str, tuple[str, dict[str, Any], FinishReason]] = {
+    "chat": (CHAT, completion_body(None), FinishReason.STOP),
+    "Claude": (CLAUDE, {"content": [], "stop_reason": "end_turn"}, FinishReason.STOP),
+    "Gemini": (GEMINI, gemini("STOP"), FinishReason.STOP),
+    "Gemini without parts": (GEMINI, gemini("STOP", content={"role": "model"}), FinishReason.STOP),
+    "Gemini's thought": (
+        GEMINI,
+        gemini("STOP", content={"parts": [{"text": "Hm.", "thought": True}]}),
+        FinishReason.STOP,
+    ),
+    "Gemini's other": (GEMINI, gemini("OTHER"), FinishReason.OTHER),
+    "Gemini's limit": (GEMINI, gemini("MAX_TOKENS"), FinishReason.LENGTH),
+    "Bedrock": (
+        CONVERSE,
+        {"output": {"message": {"content": []}}, "stopReason": "end_turn"},
+        FinishReason.STOP,
+    ),
+    "a response": (RESPONSES, {"status": "completed", "output": []}, FinishReason.STOP),
+    "a response's thought": (
+        RESPONSES,
+        {"status": "completed", "output": [{"type": "reasoning", "summary": []}]},
+        FinishReason.STOP,
+    ),
+    "a response's limit": (
+        RESPONSES,
+        {
+            "status": "incomplete",
+            "incomplete_details": {"reason": "max_output_tokens"},
+            "output": [],
+        },
+        FinishReason.LENGTH,
+    ),
+}
+
+
+@pytest.mark.parametrize("case", EMPTY)
+def test_an_empty_answer_comes_as_it_is_with_its_reason(case: str, desk: AnswerDesk) -> None:
+    """What becomes of it is decided in one place for all models."""
+    model, payload, reason = EMPTY[case]
+    answer = desk.ask(model, reply(200, payload), stream=False)
+    assert isinstance(answer, LLMResponse)
+    assert (answer.content, answer.tool_calls, answer.finish_reason) == ("", None, reason)
+
+
+def test_a_failure_in_frames_has_the_services_words(desk: AnswerDesk) -> None:
+    body = frame("throttlingException", b'{"message": "Too many tokens, please wait"}', "exception")
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: " + FRAMES.encode() + b"\r\nConnection: close\r\n\r\n"
+    failure = desk.ask(CONVERSE, raw(head + body), stream=True)
+    assert isinstance(failure, ModelError)
+    assert (failure.code, "please wait" in failure.message) == (C.RATE_LIMIT, True)
