@@ -67,7 +67,7 @@ async def test_a_missing_or_wrong_password_is_reported_with_the_fix(
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1", "localhost:6379", "redis://127.0.0.1:many/0"])
 def test_an_address_that_is_none_is_reported(url: str) -> None:
-    with pytest.raises(ConfigurationError, match="redis_url.*redis://"):
+    with pytest.raises(ConfigurationError, match=r"redis_url.*redis://"):
         load_settings(redis_url=url)
 
 

@@ -113,6 +113,6 @@ def test_a_password_of_the_broker_that_celery_cannot_read_is_shown_by_nobody(
 ) -> None:
     install(app, agents="their_agents.py")
     app.conf.broker_url = url
-    with pytest.raises(SystemExit, match="broker_url of the Celery app.*percent-encode") as caught:
+    with pytest.raises(SystemExit, match=r"broker_url of the Celery app.*percent-encode") as caught:
         app.Worker(pool="solo")
     assert not any(part in str(caught.value) for part in ("xy", "lo@", "phone"))

@@ -1,4 +1,4 @@
-"""Addresses of one Redis, and of brokers: every client reads them alike, and no error quotes one."""
+"""Addresses of Redis and of brokers: all clients read them alike, and no error quotes one."""
 
 from urllib.parse import quote
 
@@ -156,8 +156,15 @@ def test_encoded_credentials_are_read_alike_by_both_clients(
 def test_no_error_quotes_a_part_of_any_password(password: str) -> None:
     marked = f"Zq{password}qZ"
     for field in ("redis_url", "broker_url"):
-        try:
-            load_settings(**{"redis_url": "redis://h", field: f"redis://:{marked}@h/0"})
-        except ConfigurationError as error:
-            assert "Zq" not in str(error)
-            assert "qZ" not in str(error)
+        said = refusal(**{"redis_url": "redis://h", field: f"redis://:{marked}@h/0"})
+        assert "Zq" not in said
+        assert "qZ" not in said
+
+
+def refusal(**settings: str) -> str:
+    """Return what is said of settings; '' where they are usable."""
+    try:
+        load_settings(**settings)
+    except ConfigurationError as error:
+        return str(error)
+    return ""
