@@ -122,7 +122,12 @@ class AnswerContract(Reasoner):
         if problems := problems_of_data(schema, data):
             return Progress(messages=(Message.added(correction(problems), "contract"),))
         before = state.answer.text if state.answer else None
-        answer = Answer(text=before or text, structured=data, schema_name=schema.name, final=True)
+        answer = Answer(
+            text=before or text,
+            structured=schema.answer(data),
+            schema_name=schema.type_name,
+            final=True,
+        )
         return Progress(answer=answer)
 
 

@@ -20,6 +20,8 @@ from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.records.codec import MESSAGES, Fields, duration
 from stepfleet.orchestrator.store.runs.submission import address_of
 
+PAGE = 100
+"""Runs that are followed, or looked at, at once."""
 BEGINNING = -1
 """In place of a call's index: what waits is the run itself."""
 GONE, FULL, ENDED = "unknown", "full", "ended"

@@ -1,10 +1,10 @@
 """Runs under an answer contract: what ends them, what does not, and what the model reads."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Script, call, say
 
@@ -338,3 +338,30 @@ async def test_beside_special_tools_alone_text_still_ends_a_run(redis_url: str) 
     """TOOL-21"""
     result, _, _ = await ran(redis_url, say("done"), special_tools=(STOP,))
     assert (result.output, result.steps_used) == ("done", 1)
+
+
+@pytest.mark.parametrize("mode", ["tool", "native"])
+@pytest.mark.parametrize(
+    ("output_type", "wrong", "value"),
+    [
+        (int, "many", 3),
+        (list[City], [{"name": "Oslo"}], [CITY]),
+        (Literal["yes", "no"], "maybe", "no"),
+    ],
+)
+async def test_an_answer_may_be_of_a_type_that_is_no_object(
+    redis_url: str, mode: str, output_type: Any, wrong: Any, value: Any
+) -> None:
+    """ANS-14"""
+    answers = [{"value": wrong}, {"value": value}]
+    says = (
+        [say(json.dumps(one)) for one in answers]
+        if mode == "native"
+        else [call(("structured_response", {"structured": one})) for one in answers]
+    )
+    result, messages, _ = await ran(redis_url, *says, output_type=output_type, answer_mode=mode)
+    assert (result.status, result.structured) == (RunStatus.COMPLETED, value)
+    assert "value" in told(messages)[0]
+    if output_type is not Literal["yes", "no"]:
+        read: Any = result.structured_as(output_type)
+        assert TypeAdapter(output_type).dump_python(read) == value
