@@ -43,5 +43,13 @@ def install(
 
             serve_on(app, sender)
 
+    def look(instance: Any, **_: Any) -> None:
+        if instance.app is app:
+            from stepfleet.worker.app import check_broker  # noqa: PLC0415 - as above
+
+            check_broker(app)
+
     uid = f"stepfleet-install-{id(app)}"
+    # Celery itself reads the broker's address between these two, and quotes what it cannot read.
+    signals.celeryd_init.connect(look, weak=False, dispatch_uid=uid)
     signals.worker_init.connect(begin, weak=False, dispatch_uid=uid)

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.records.text.redaction import keep_secret
 from stepfleet.orchestrator.settings.own_app import AGENTS as APP_AGENTS
-from stepfleet.orchestrator.settings.own_app import app_settings
+from stepfleet.orchestrator.settings.own_app import app_settings, check_addresses
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings, load_settings
 from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.opening.opening import celery_app
@@ -107,6 +107,14 @@ def create_app(settings: Settings) -> Celery:
         _count_lost_children(settings, services)
     _follow_worker(app, services)
     return app
+
+
+def check_broker(app: Celery) -> None:
+    """Raise `SystemExit` where the broker's address of a user's app is unusable."""
+    try:
+        check_addresses(app)
+    except AgentException as error:
+        raise SystemExit(f"stepfleet: {error}") from None
 
 
 def serve_on(app: Celery, worker: Any) -> None:

@@ -12,6 +12,7 @@ from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import NOT_COMPLETED, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.runs.reading import Runs
+from stepfleet.orchestrator.tools.schemas.handles import handle_of
 
 log = logging.getLogger(__name__)
 
@@ -167,8 +168,16 @@ class BatchResults:
         if schema is not self._schema:
             self._schema = schema
             # A new object: readers notice it.
-            self.properties = {**self.properties, **(schema or {}).get("properties", {})}
+            self.properties = {**self.properties, **_properties(schema)}
         return result if result.lifecycle.is_terminal else None
+
+
+def _properties(schema: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the properties that answers of a schema have."""
+    if schema is None or handle_of(schema).holds_value:
+        return {}
+    found: dict[str, Any] = schema.get("properties", {})
+    return found
 
 
 def _ready(statuses: Sequence[Lifecycle | None], *, sealed: bool) -> int:

@@ -6,9 +6,27 @@ Runs use the store's connection.
 from typing import Any
 
 from redis import cluster as plain
-from redis.asyncio import cluster
+from redis.asyncio import Redis, cluster
 
-from stepfleet.orchestrator.redis_client.urls import ClusterUrl, parse_cluster
+from stepfleet.orchestrator.redis_client.sentinel import master_pool
+from stepfleet.orchestrator.redis_client.urls import (
+    ClusterUrl,
+    is_cluster,
+    is_sentinel,
+    parse_cluster,
+)
+
+
+def client_of(url: str, **options: Any) -> Redis | cluster.RedisCluster:
+    """Return an asynchronous client of what a usable URL names: a server, Sentinels or a cluster.
+
+    Raises `ValueError` for an unusable URL.
+    """
+    if is_cluster(url):
+        return cluster_client(url, **options)
+    if is_sentinel(url):
+        return Redis.from_pool(master_pool(url, **options))
+    return Redis.from_url(url, **options)
 
 
 def plain_cluster_client(url: str, **options: Any) -> plain.RedisCluster:

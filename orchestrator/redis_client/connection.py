@@ -96,6 +96,21 @@ class Connection:
         """Return the replies to several commands, which travel together."""
         return await asyncio.gather(*(self.send(*command) for command in commands))
 
+    async def timed(self, *commands: tuple[Any, ...]) -> tuple[list[Any], float]:
+        """Return the replies, or errors, of commands that travel together, and Redis's seconds.
+
+        Those of the way there and back are not among them. Raises `StoreError` when Redis stays
+        out of reach.
+        """
+        clock = ("TIME",)
+        sent = [self.send(*command) for command in (clock, *commands, clock)]
+        began, *replies, ended = await asyncio.gather(*sent, return_exceptions=True)
+        for one in (began, ended):
+            if isinstance(one, BaseException):
+                raise one
+        seconds = int(ended[0]) - int(began[0]) + (int(ended[1]) - int(began[1])) / 1e6
+        return replies, max(seconds, 0.0)
+
     async def everywhere(self, *command: Any) -> list[Any]:
         """Return the reply of every server; only a cluster has more than one."""
         return [await self.execute(*command)]

@@ -14,6 +14,7 @@ from celery import Celery
 from pydantic import SecretStr
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.redis_client.urls import is_sentinel, usable_broker
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,18 @@ def app_settings(app: Celery, **given: Any) -> Settings:
     if found.redis_url is None and _REDIS.fullmatch(broker) and not conf.broker_use_ssl:
         found = load_settings(**own, redis_url=broker)
     return found
+
+
+def check_addresses(app: Celery) -> None:
+    """Raise `ConfigurationError` for an address of the app's broker that kombu cannot read."""
+    for given in (app.conf.broker_read_url, app.conf.broker_write_url):
+        urls = (given or "",) if isinstance(given, str | None) else given
+        for url in (one for text in urls for one in text.split(";")):
+            try:
+                if url and not is_sentinel(url):  # theirs have another form than ours
+                    usable_broker(url)
+            except ValueError as error:
+                raise ConfigurationError(f"broker_url of the Celery app: {error}") from None
 
 
 def _hide_addresses(conf: Any) -> None:

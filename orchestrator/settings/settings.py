@@ -29,8 +29,9 @@ from stepfleet.orchestrator.records.text.validation import explain_invalid, mean
 from stepfleet.orchestrator.redis_client.urls import (
     is_cluster,
     is_sentinel,
-    parse_cluster,
     parse_sentinel,
+    usable_broker,
+    usable_url,
 )
 from stepfleet.orchestrator.settings.signing import SigningKeys, signing_keys
 
@@ -81,7 +82,11 @@ class Settings(BaseSettings):
     """
 
     model_config = SettingsConfigDict(
-        env_prefix="STEPFLEET_", toml_file=CONFIG_FILE, extra="ignore", frozen=True
+        env_prefix="STEPFLEET_",
+        toml_file=CONFIG_FILE,
+        extra="ignore",
+        frozen=True,
+        hide_input_in_errors=True,  # it may hold a password
     )
 
     redis_url: SecretStr | None = None
@@ -137,14 +142,14 @@ class Settings(BaseSettings):
     @field_validator("redis_url", "broker_url", "events_url")
     @classmethod
     def _is_usable(cls, url: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
-        address = url.get_secret_value() if url else ""
-        if is_sentinel(address):
-            parse_sentinel(address)
+        address = url.get_secret_value() if url is not None else ""
+        if url is None or not (address or info.field_name == "redis_url"):
+            return url
+        if info.field_name != "broker_url":
+            return SecretStr(usable_url(address))
         if is_cluster(address):
-            if info.field_name == "broker_url":
-                raise ValueError(_NO_BROKER)
-            parse_cluster(address)
-        return url
+            raise ValueError(_NO_BROKER)
+        return SecretStr(usable_broker(address))
 
     @field_validator("prefix")
     @classmethod

@@ -1,6 +1,5 @@
 """The Lua scripts, bound to Python in one place."""
 
-import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -106,6 +105,10 @@ def digest(name: str) -> str:
     return hashlib.sha1(text(name).encode(), usedforsecurity=False).hexdigest()
 
 
+ScriptCall = tuple[Any, ...]
+"""The arguments of `run_script` behind the connection: a script's name, its keys, its arguments."""
+
+
 def loaded(name: str, keys: Sequence[str], *args: Any) -> tuple[Any, ...]:
     """Return the command that runs a script which the server already has."""
     return ("EVALSHA", digest(name), len(keys), *keys, *args)
@@ -169,14 +172,6 @@ class RunScripts:
     async def run(self, name: str, run_id: str, /, *args: Any, **fields: Any) -> Any:
         """Run a script with these arguments and, behind them, names and values of fields."""
         return await run_script(self.connection, *self.call(name, run_id, *args, **fields))
-
-    async def run_all(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """Return the replies to several calls (see `call`), which travel together.
-
-        The reply to a call that failed is its exception, also where a server has lost the script.
-        """
-        sent = [self.connection.send(*loaded(*call)) for call in calls]
-        return await asyncio.gather(*sent, return_exceptions=True)
 
     def call(
         self, name: str, run_id: str, /, *args: Any, queues: Sequence[str] = (), **fields: Any

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.references import load_reference
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.checks import checker_of
-from stepfleet.orchestrator.tools.schemas.from_signature import parameters_of
+from stepfleet.orchestrator.tools.schemas.from_signature import parameters_of, unbound
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 
 P = ParamSpec("P")
@@ -190,7 +190,8 @@ def tool(
     """
 
     def make(function: Callable[..., Any]) -> Tool[..., Any]:
-        called = name or str(getattr(function, "__name__", type(function).__name__))
+        named = unbound(function)
+        called = name or str(getattr(named, "__name__", type(named).__name__))
         _check_function(function, called)
         parameters = parameters_of(function, called)
         return Tool(

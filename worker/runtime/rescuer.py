@@ -24,8 +24,11 @@ from stepfleet.worker.runtime.crash_points import Visit, unharmed
 log = logging.getLogger(__name__)
 
 Settle = Callable[[str], Awaitable[None]]
+MOST_PER_SCAN = 480
+"""Overdue runs that one scan takes, over all shards: some milliseconds in which Redis serves nobody
+else."""
 MOST_PER_SHARD = 200
-MOST_SCANS = 100
+MOST_SCANS = 500
 MOST_SETTLED = 50
 """Runs whose debts to others are settled at once."""
 MOST_AGAIN = 40
@@ -124,6 +127,11 @@ class Rescuer:
         self._room = asyncio.Semaphore(MOST_SETTLED)
         self._pending: dict[int, asyncio.Task[Any]] = {}
         self._calm_until: dict[int, float] = {}
+
+    @property
+    def _most(self) -> int:
+        """The overdue runs that one scan takes of a shard."""
+        return min(MOST_PER_SHARD, max(10, MOST_PER_SCAN // self._keys.shards))
 
     async def watch(
         self, crash: Visit = unharmed, rescued: Callable[[int], None] = lambda _: None
@@ -273,7 +281,7 @@ class Rescuer:
         for error in failed.values():
             if not replies or not isinstance(error, StoreError):
                 raise error
-        return count, any(int(reply[0]) >= MOST_PER_SHARD for reply in replies)
+        return count, any(int(reply[0]) >= self._most for reply in replies)
 
     async def _request(
         self, shards: Collection[int], queue: str, again: int
@@ -296,7 +304,7 @@ class Rescuer:
     async def _overdue(self, shard: int, queue: str, again: int) -> Any:
         most = max(1, again // self._keys.shards) if again else 0
         latest = self.clock.latest(self._place_of(shard)) or ""
-        given = (MOST_PER_SHARD, self._grace_ms, queue, most, round(AGAIN_SECONDS * 1000), latest)
+        given = (self._most, self._grace_ms, queue, most, round(AGAIN_SECONDS * 1000), latest)
         due = [self._keys.due(shard)]
         return await run_script(self._connection, "rescue", due, *given, once=True)
 

@@ -114,7 +114,7 @@ def _number(value: float, place: str) -> float:
 def _dumped(value: BaseModel, place: str) -> Any:
     try:
         return value.model_dump(mode="json", by_alias=True)
-    except (PydanticSerializationError, ValueError) as error:
+    except (PydanticSerializationError, ValueError, TypeError, AttributeError) as error:
         raise _refused(place, f"cannot be written as JSON: {error}") from None
 
 
@@ -123,7 +123,8 @@ def _leaf(value: Any, place: str) -> Any:
         return str(value)
     try:
         return to_jsonable_python(value)
-    except (PydanticSerializationError, ValueError):
+    except (PydanticSerializationError, ValueError, TypeError, AttributeError, OverflowError):
+        # Those of types that look like ones that pydantic knows: pandas's NaT is a datetime.
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise _refused(
             place, f"is of type {kind}; return text, numbers, lists, dicts or pydantic models"

@@ -137,7 +137,12 @@ class AnswerContract(Reasoner):
             told = correction(problems) if self._native else mending(problems)
             return _refused(problems, told)
         before = state.answer.text if state.answer else None
-        answer = Answer(text=before or text, structured=data, schema_name=schema.name, final=True)
+        answer = Answer(
+            text=before or text,
+            structured=schema.answer(data),
+            schema_name=schema.type_name,
+            final=True,
+        )
         return Progress(answer=answer)
 
 

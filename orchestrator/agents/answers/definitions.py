@@ -66,7 +66,9 @@ class FinalAnswer:
         if problems := problems_of_data(self.schema, data):
             sink.report_error(call, invalid(f"{call.name}, field structured", problems))
             return Continue()
-        return ReturnResult(data, text, self.schema.name if self.schema else None)
+        if self.schema is None:
+            return ReturnResult(data, text)
+        return ReturnResult(self.schema.answer(data), text, self.schema.type_name)
 
     def _without_data(self, call: ToolCall, text: str, sink: ErrorSink) -> Outcome:
         if self.schema is None:
@@ -90,7 +92,7 @@ class StructuredResponse:
         if problems := problems_of_data(self.schema, data):
             sink.report_error(call, invalid(call.name, problems))
             return Continue()
-        return ReturnResult(data, schema_name=self.schema.name)
+        return ReturnResult(self.schema.answer(data), schema_name=self.schema.type_name)
 
 
 def problems_of_data(schema: SchemaHandle | None, data: Any) -> str | None:

@@ -11,11 +11,10 @@ from functools import cached_property
 from typing import Any, Generic, Protocol, TypeVar
 from weakref import WeakKeyDictionary
 
-from redis.asyncio import Redis
-
+from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.memory.pruning import text_tokens
-from stepfleet.orchestrator.redis_client.clients import cluster_client
-from stepfleet.orchestrator.redis_client.urls import is_cluster
+from stepfleet.orchestrator.redis_client.clients import client_of
+from stepfleet.orchestrator.redis_client.urls import usable_url
 from stepfleet.orchestrator.settings.settings import load_settings
 
 PAGE = 1000
@@ -153,19 +152,22 @@ class RedisNotes:
     """Notes under `name` in the Redis at `url`; the newest `most` of them are kept.
 
     Belongs to no run and never expires. Connects at its first use in an event loop; nothing is
-    sent before. `prefix` begins the keys (default: `STEPFLEET_PREFIX`).
+    sent before. `prefix` begins the keys (default: `STEPFLEET_PREFIX`). Raises
+    `ConfigurationError` for an unusable URL.
     """
 
     def __init__(
         self, url: str, name: str = "notes", *, most: int = 10_000, prefix: str | None = None
     ) -> None:
+        try:
+            address = usable_url(url)
+        except ValueError as error:
+            raise ConfigurationError(f"the URL of RedisNotes: {error}") from None
         self._name = name
         self._prefix = prefix
         self._most = most
         self._clients: OnePerLoop[Any] = OnePerLoop(
-            lambda: (cluster_client if is_cluster(url) else Redis.from_url)(
-                url, decode_responses=True
-            )
+            lambda: client_of(address, decode_responses=True)
         )
 
     @cached_property

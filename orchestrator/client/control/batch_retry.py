@@ -20,6 +20,7 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.lua import load
 from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.records.codec import Fields
 from stepfleet.orchestrator.store.runs.control import Control, ControlOutcome, ControlResult
 from stepfleet.orchestrator.store.runs.failed import FailedRuns
@@ -47,6 +48,7 @@ class _Retry:
     """The progress of one request. `shared` is by configuration and overrides."""
 
     overrides: Mapping[str, Any]
+    pace: Pace
     retried: int = 0
     refused: int = 0
     why: ConfigurationError | None = None
@@ -90,7 +92,7 @@ class BatchRetry:
         reason of the first, when that holds for all.
         """
         await load(self._store.connection, "retry")
-        request = _Retry(overrides)
+        request = _Retry(overrides, Pace(self._store.connection))
         for first in range(0, manifest.rows, ROWS):
             last = min(first + ROWS, manifest.rows)
             run_ids = [run_id_of(manifest.batch_id, row) for row in range(first, last)]
@@ -113,7 +115,7 @@ class BatchRetry:
         headers = await self._ended.headers(run_ids)
         for part in in_parts(zip(run_ids, headers, strict=True)):
             revised = await self._revised(request, part)
-            results = await self._control.retry_all(revised)
+            results = await self._control.retry_all(revised, request.pace)
             for (run, _), result in zip(revised, results, strict=True):
                 await self._note(request, run.run_id, result)
 

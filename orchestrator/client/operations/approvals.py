@@ -1,6 +1,5 @@
 """Calls that wait for people, as a client sees them: listed, decided, answered."""
 
-import asyncio
 import getpass
 from collections.abc import AsyncGenerator, Sequence
 from datetime import datetime
@@ -21,6 +20,7 @@ from stepfleet.orchestrator.records.calls.answers import (
 )
 from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.store.fleet.people import asks_of
+from stepfleet.orchestrator.store.pace import in_groups
 from stepfleet.orchestrator.store.runs.asks import Asks, Waits
 
 LONGEST_TEXT = 16_000
@@ -212,7 +212,7 @@ def _the_one(run_id: str, found: Sequence[Waits]) -> Waits:
 
 
 async def _decided(asks: Asks, waits: Sequence[Waits], decision: Decision) -> Decided:
-    replies = await asyncio.gather(*(asks.decide(one, decision) for one in waits))
+    replies = await in_groups(waits, lambda one: asks.decide(one, decision))
     applied = sum(reply.applied for reply in replies)
     before = next((who for reply in replies if (who := _earlier(reply))), None)
     return Decided(applied=applied, late=len(replies) - applied, first=before)

@@ -11,9 +11,7 @@ from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import ConnectionError, RedisClusterException  # noqa: A004 - redis's own
 
 from stepfleet.orchestrator.events.broadcast.port import Envelope
-from stepfleet.orchestrator.redis_client.clients import cluster_client
-from stepfleet.orchestrator.redis_client.sentinel import master_pool
-from stepfleet.orchestrator.redis_client.urls import is_cluster, is_sentinel
+from stepfleet.orchestrator.redis_client.clients import client_of
 
 SECONDS = 5.0
 
@@ -28,11 +26,7 @@ class RedisPubSub:
     def at(cls, url: str) -> Self:
         """Return a broadcaster with a connection of its own to the Redis at `url`."""
         bounds: dict[str, Any] = {"socket_timeout": SECONDS, "socket_connect_timeout": SECONDS}
-        if is_cluster(url):
-            return cls(cluster_client(url, **bounds))
-        if is_sentinel(url):
-            return cls(Redis.from_pool(master_pool(url, **bounds)))
-        return cls(Redis.from_url(url, **bounds))
+        return cls(client_of(url, **bounds))
 
     async def broadcast(self, channel: str, envelope: Envelope) -> None:
         """Publish one envelope."""

@@ -19,13 +19,16 @@ import orjson
 
 HIDDEN = "[redacted]"
 _SECRET_NAME = re.compile(
-    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTHORIZATION|BEARER|COOKIE"
-    r"|(?:^|_)(?:AUTH|PASS|PWD|PAT|DSN|URL|URI|CONN|SAS)$|DSN|CONNECTION_?STRING|WEBHOOKS?$",
+    r"KEY|TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|AUTHORIZATION|BEARER|COOKIE|DSN"
+    r"|(?:^|_)(?:AUTH|PWD|PW|PAT|URL|URI|CONN|SAS|JWT)$|(?:^|_)CREDS?(?:_|$)"
+    r"|PASS\d*$|SESSION(?:_?ID)?$|CONN(?:ECTION)?_?STR(?:ING)?|WEBHOOKS?$",
     re.IGNORECASE,
 )
-_PLACES = frozenset({"PWD", "OLDPWD"})
-"""Names that look like those of secrets, and are folders."""
+_PLACES = frozenset({"PWD", "OLDPWD", "DESKTOP_SESSION", "GDMSESSION", "XDG_SESSION_ID"})
+"""Names that look like those of secrets, and are of folders and desktops."""
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,31}://[^\s\"'<>\[\],]+")
+_ENDS = re.compile(r"[/?#\[\]]")
+"""What ends the part of an address in which a password stands."""
 _SETTING = re.compile(
     r"(?:password|passwd|pwd|secret|token|accountkey|sharedaccesskey)\s*=\s*('[^']*'|[^;\s&]+)",
     re.IGNORECASE,
@@ -167,6 +170,7 @@ def _secrets(name: str, value: str, named: frozenset[str]) -> Iterator[str]:
         yield from _credentials(address, all_of_it=is_named or says_so)
     if is_named or says_so:
         yield from _settings(value)
+        yield from _broken(value)
     if is_named or (says_so and "://" not in value):
         yield value
         yield from (part.strip() for part in value.split(","))
@@ -179,13 +183,24 @@ def _settings(value: str) -> Iterator[str]:
         yield one.strip("'")
 
 
+def _broken(value: str) -> Iterator[str]:
+    """Yield the password of an address in which it is not percent-encoded, and parts of it.
+
+    Errors of those who read the address quote what they took for its port or path.
+    """
+    between = value.partition("://")[2].rpartition("@")[0]
+    password = between.partition(":")[2]
+    if _ENDS.search(password):
+        yield from {password, *_ENDS.split(password)}
+
+
 def _credentials(address: str, *, all_of_it: bool) -> Iterator[str]:
     """Yield the password of an address, or what stands in its place; of a named one also tokens."""
     try:
         parts = urlsplit(address)
         user, password = parts.username, parts.password
     except ValueError:
-        return
+        parts, user, password = urlsplit(""), None, None
     if password:
         yield from {password, unquote(password)}
     elif user and all_of_it:

@@ -7,8 +7,9 @@ interrupted anywhere; any worker continues it by the manifest.
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import orjson
@@ -23,11 +24,10 @@ from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import load, run_script
+from stepfleet.orchestrator.store.pace import Pace
 
 ROWS = 1600
 """Rows in one page of a sweep."""
-PAGE = 25
-"""Runs in one call of the script: a millisecond of Redis; 5 for a resume of 256 tool calls each."""
 STALE_SECONDS = 10.0
 """A worker continues a sweep that has not moved for so long."""
 MOST_AT_ONCE = 10
@@ -135,11 +135,11 @@ class BatchRequests:
     async def sweep(self, request: Request, on_rows: OnRows = lambda _: None) -> Swept:
         """Apply the request to every run, in pages; a newer request ends it."""
         await load(self._connection, "sweep")
-        swept = Swept()
+        swept, pace = Swept(), Pace(self._connection)
         noted = await self._note(request.batch_id)
         for first in range(request.row, request.rows, ROWS):
             last = min(first + ROWS, request.rows)
-            if not await self._page(request, range(first, last), swept):
+            if not await self._page(request, range(first, last), swept, pace):
                 return swept
             if not await self._reached(request, str(last)):
                 return swept
@@ -200,36 +200,37 @@ class BatchRequests:
         await self.sweep(request)
         return True
 
-    async def _page(self, request: Request, rows: range, swept: Swept) -> bool:
-        by_shard: dict[int, list[str]] = {}
-        for row in rows:
-            run_id = run_id_of(request.batch_id, row)
-            by_shard.setdefault(self._keys.shard_of(run_id), []).append(run_id)
-        found = await asyncio.gather(
-            *(
-                self.sweep_runs(request, run_ids[at : at + PAGE])
-                for run_ids in by_shard.values()
-                for at in range(0, len(run_ids), PAGE)
-            )
-        )
-        for one in found:
-            if one is None:
+    async def _page(self, request: Request, rows: range, swept: Swept, pace: Pace) -> bool:
+        """Apply the request to the runs of these rows; return False where a newer one is there."""
+        run_ids = (run_id_of(request.batch_id, row) for row in rows)
+        for group in pace.groups(sorted(run_ids, key=self._keys.shard_of)):
+            found = await self.sweep_runs(request, group, pace)
+            if found is None:
                 return False
-            swept.runs += one.runs
-            swept.held += one.held
+            swept.runs += found.runs
+            swept.held += found.held
         return True
 
-    async def sweep_runs(self, request: Request, run_ids: list[str]) -> Swept | None:
-        """Apply the request to runs of one shard; None where a newer request is in force."""
-        named = self._keys.script_keys(run_ids[0], None)
+    async def sweep_runs(
+        self, request: Request, run_ids: Sequence[str], pace: Pace
+    ) -> Swept | None:
+        """Apply the request to runs, sorted by shard; None where a newer one is in force."""
+        parts = [list(part) for _, part in groupby(run_ids, key=self._keys.shard_of)]
         about = (request.batch_id, request.number, self._grace_ms)
-        reply = await run_script(self._connection, "sweep", named, "", *about, *run_ids)
-        if reply[0] == "superseded":
-            return None
-        published = zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
-        hints = [(StepHint(run_id, int(step)), agent) for run_id, step, agent in published]
+        calls = [
+            ("sweep", self._keys.script_keys(part[0], None), "", *about, *part) for part in parts
+        ]
+        replies = await pace.send(calls, len(run_ids))
+        applied = [reply for reply in replies if reply[0] != "superseded"]
+        hints = [
+            (StepHint(run_id, int(step)), agent)
+            for reply in applied
+            for run_id, step, agent in zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
+        ]
         await self._dispatch.publish(hints)
-        return Swept(int(reply[1]), int(reply[2]))
+        if len(applied) < len(replies):
+            return None
+        return Swept(sum(int(one[1]) for one in applied), sum(int(one[2]) for one in applied))
 
     async def _flag(self, request: Request, word: str) -> None:
         about = (request.batch_id, word, request.number, request.fields)

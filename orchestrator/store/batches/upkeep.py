@@ -18,11 +18,9 @@ from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.records.codec import milliseconds
 
-PAGE = 200
-"""Runs in one call of the script: about a millisecond of Redis."""
 MOST_AT_ONCE = 50
 LOOK_SECONDS = 5.0
 """How often one worker of a fleet looks."""
@@ -141,19 +139,12 @@ class BatchUpkeep:
         return any(int(one) > 0 for one in left)
 
     async def _sweep(self, batch_id: str, till: str, seen: Sequence[str] = ()) -> None:
-        scores = seen or [""] * len(self._shards)
-        await asyncio.gather(
-            *(
-                self._sweep_shard(shard, batch_id, till, score)
-                for shard, score in zip(self._shards, scores, strict=True)
-            )
-        )
-
-    async def _sweep_shard(self, shard: int, batch_id: str, till: str, score: str) -> None:
-        due, place = [self._keys.due(shard)], "0"
-        while place:
-            given = (batch_id, till, place, PAGE, score)
-            place = await run_script(self._connection, "expire", due, *given)
+        scores, pace = seen or [""] * len(self._shards), Pace(self._connection)
+        for shard, score in zip(self._shards, scores, strict=True):
+            due, place = [self._keys.due(shard)], "0"
+            while place:
+                given = (batch_id, till, place, pace.size, score)
+                [place] = await pace.send([("expire", due, *given)], pace.size)
 
     async def _now(self) -> int:
         # Read anew: the times that scripts have just written must not be ahead of it.

@@ -9,6 +9,7 @@ from typing import Any
 
 from celery import Celery
 from kombu.pools import connections, producers
+from kombu.transport import TRANSPORT_ALIASES
 from kombu.utils.collections import eqhash
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -25,6 +26,7 @@ _LEFT: list[object] = []
 SILENCE_SECONDS = 5.0
 """How long a server may be silent before its connection counts as dead."""
 
+_OURS = ("unix://", "redis-batch", "rediss-batch")
 _REDIS = re.compile(r"(rediss?|unix|redis(s?-batch|\+socket|-batch\+socket))://")
 # kombu's own defaults wait for ever for a server that has stopped in its tracks.
 _BOUNDED = {
@@ -51,10 +53,18 @@ def kombu_url(url: str) -> str:
     """Return a broker URL as kombu writes it.
 
     It has a scheme of its own for unix sockets, and a whole URL for each Sentinel. Raises
-    `ConfigurationError` for an unusable Sentinel URL.
+    `ConfigurationError` for an unusable Sentinel URL, and a scheme that kombu does not know.
     """
     if is_sentinel(url):
         return ";".join(sentinels_of(url).one_by_one())
+    scheme = url.partition("://")[0]
+    known = {scheme, scheme.partition("+")[0]} & TRANSPORT_ALIASES.keys()
+    if not (known or "." in scheme or url.startswith(_OURS)):
+        msg = (
+            "the broker's URL begins with no transport that kombu knows: write redis://, rediss://,"
+            " sentinel:// or amqp:// (RabbitMQ)"
+        )
+        raise ConfigurationError(msg)
     if not url.startswith("unix://"):
         return url
     path = re.sub(r"([?&])db=", r"\1virtual_host=", url.removeprefix("unix://"))

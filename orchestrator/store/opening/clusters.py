@@ -1,6 +1,7 @@
 """Makes the connection to a cluster that the settings name."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,16 @@ class ClusterConnection(Connection):
     def send(self, *command: Any) -> "asyncio.Future[Any]":
         """Put one command on its way and return the future of its reply; fails as `execute`."""
         return self.cluster.send(*command)
+
+    async def timed(self, *commands: tuple[Any, ...]) -> tuple[list[Any], float]:
+        """Return the replies, or errors, of commands, and the seconds until the last one was there.
+
+        The nodes have no clock in common, so the way there and back is part of it.
+        """
+        began = time.monotonic()
+        sent = [self.send(*command) for command in commands]
+        replies: list[Any] = await asyncio.gather(*sent, return_exceptions=True)
+        return replies, time.monotonic() - began
 
     async def attempt(self, *command: Any) -> Any:
         """Return the reply to a command that waits for no trouble's end; raises `StoreError`."""

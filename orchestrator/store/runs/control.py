@@ -21,6 +21,7 @@ from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import RunScripts, detail_of
 from stepfleet.orchestrator.store.model_calls.ledger import Payer, lines_of
+from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.records.codec import MESSAGES, log_end, slim, stored_loss
 from stepfleet.orchestrator.store.records.events import status_event, stored_events
 from stepfleet.orchestrator.store.runs.reading import StoredRun, unknown_run
@@ -146,37 +147,34 @@ class Control:
             await self._dispatch.published(StepHint(run.run_id, revision.step), run.agent)
         return result
 
-    async def retry_all(self, revised: Sequence[tuple[StoredRun, Revision]]) -> list[ControlResult]:
+    async def retry_all(
+        self, revised: Sequence[tuple[StoredRun, Revision]], pace: Pace
+    ) -> list[ControlResult]:
         """Retry several ended runs by calls that travel together; return the answers in order.
 
         Raises `StoreError` when Redis stays out of reach; the retries made by then stay.
         """
         for run, _ in revised:
             await self._scripts.ensure_version(run.run_id, run.header)
-        requests = [new_request() for _ in revised]
-        calls = [
-            self._scripts.call(
-                "retry", run.run_id, **self._retry_fields(run, revision, (), request)
-            )
-            for (run, revision), request in zip(revised, requests, strict=True)
-        ]
-        replies = await self._scripts.run_all(calls)
-        pairs = list(zip(revised, replies, strict=True))
-        if not self._dispatch.in_script:
-            await self._dispatch.publish(
+        results: list[ControlResult] = []
+        for group in pace.groups(revised):
+            fields = [self._retry_fields(*pair, (), new_request()) for pair in group]
+            replies = await pace.send(
                 [
-                    (StepHint(run.run_id, revision.step), run.agent)
-                    for (run, revision), reply in pairs
-                    if not isinstance(reply, BaseException) and reply[0] == "retried"
+                    self._scripts.call("retry", run.run_id, **given)
+                    for (run, _), given in zip(group, fields, strict=True)
                 ]
             )
-        # One that failed, as where a server has lost its scripts, is repeated by itself.
-        return [
-            await self.retry(run, revision, request=request)
-            if isinstance(reply, BaseException)
-            else _result(reply)
-            for ((run, revision), reply), request in zip(pairs, requests, strict=True)
-        ]
+            if not self._dispatch.in_script:
+                await self._dispatch.publish(
+                    [
+                        (StepHint(run.run_id, revision.step), run.agent)
+                        for (run, revision), reply in zip(group, replies, strict=True)
+                        if reply[0] == "retried"
+                    ]
+                )
+            results += map(_result, replies)
+        return results
 
     def _retry_fields(
         self, run: StoredRun, revision: Revision, given: tuple[Message, ...], request: str

@@ -16,10 +16,12 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import RunScripts
+from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.records.codec import MESSAGES, Fields, duration
 from stepfleet.orchestrator.store.runs.submission import address_of
 
 PAGE = 100
+"""Runs that are followed, or looked at, at once."""
 BEGINNING = -1
 """In place of a call's index: what waits is the run itself."""
 GONE, FULL, ENDED = "unknown", "full", "ended"
@@ -64,11 +66,10 @@ class Dependents:
         """Have the ends of runs sent to `dependent`; return of each whether it has one."""
         address = address_of(ToolHint(dependent.run_id, 0, BEGINNING))
         replies: list[str] = []
-        for at in range(0, len(runs), PAGE):
-            calls = [self._scripts.call("follow", run, address) for run in runs[at : at + PAGE]]
-            for call, reply in zip(calls, await self._scripts.run_all(calls), strict=True):
-                lost = isinstance(reply, BaseException)
-                replies.append((await self._scripts.run(call[0], *call[2:]) if lost else reply)[0])
+        pace = Pace(self._connection)
+        for group in pace.groups(runs):
+            calls = [self._scripts.call("follow", run, address) for run in group]
+            replies += [reply[0] for reply in await pace.send(calls)]
         return replies
 
     async def arrived(self, run_id: str, before: str, agent: str = "") -> None:

@@ -9,7 +9,8 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys as names
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.lua import ScriptCall
+from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.records.codec import milliseconds
 
 PAGE = 500
@@ -52,8 +53,9 @@ class Purging:
         statuses = f" {' '.join(what.statuses)} " if what.statuses else " "
         conditions = (statuses, before, what.batch_id or "", "1" if what.dry_run else "")
         done, owing = 0, list[str]()
+        pace = Pace(self._connection)
         async for page in self.pages(what.batch_id):
-            removed, left = await self._page(page, conditions)
+            removed, left = await self._page(page, conditions, pace)
             done, owing = done + removed, owing + left
             yield done
         ends = time.monotonic() + PATIENCE
@@ -62,24 +64,22 @@ class Purging:
             pages = [owing[at : at + PAGE] for at in range(0, len(owing), PAGE)]
             owing = []
             for page in pages:
-                removed, left = await self._page(page, conditions)
+                removed, left = await self._page(page, conditions, pace)
                 done, owing = done + removed, owing + left
             yield done
         if what.is_whole_batch and what.batch_id and not owing:
             await self._forget(what.batch_id)
 
     async def _page(
-        self, page: Sequence[str], conditions: tuple[object, ...]
+        self, page: Sequence[str], conditions: tuple[object, ...], pace: Pace
     ) -> tuple[int, list[str]]:
         """Return how many of these runs were removed, and those that owe their end to others."""
-        replies = await asyncio.gather(*(self._one(run_key, conditions) for run_key in page))
-        owing = [key for key, reply in zip(page, replies, strict=True) if reply < 0]
-        return sum(reply for reply in replies if reply > 0), owing
-
-    async def _one(self, run_key: str, conditions: tuple[object, ...]) -> int:
-        tag, _, run_id = run_key.partition(_RUN)
-        keys = [run_key, f"{tag}due"]
-        return int(await run_script(self._connection, "purge", keys, run_id, *conditions))
+        removed, owing = 0, list[str]()
+        for group in pace.groups(page):
+            replies = await pace.send([_call(run_key, conditions) for run_key in group])
+            removed += sum(reply > 0 for reply in replies)
+            owing += [key for key, reply in zip(group, replies, strict=True) if reply < 0]
+        return removed, owing
 
     async def pages(self, batch_id: str | None) -> AsyncIterator[Sequence[str]]:
         """Yield keys of runs that may have ended; other keys among them are no harm."""
@@ -106,3 +106,8 @@ class Purging:
             counters = self._keys.batch(shard, batch_id)
             await self._connection.execute("UNLINK", counters, self._keys.ended(shard, batch_id))
         await self._batches.forget(batch_id)
+
+
+def _call(run_key: str, conditions: tuple[object, ...]) -> ScriptCall:
+    tag, _, run_id = run_key.partition(_RUN)
+    return ("purge", [run_key, f"{tag}due"], run_id, *conditions)

@@ -23,7 +23,8 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import RunScripts, run_script
+from stepfleet.orchestrator.store.lua import RunScripts, ScriptCall, run_script
+from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.records.codec import MESSAGES
 from stepfleet.orchestrator.store.records.events import stored_events
 
@@ -78,6 +79,7 @@ class Submission:
         self._scripts = RunScripts(connection, keys, dispatch.queue_key)
         self._dispatch = dispatch
         self._grace = grace
+        self._pace = Pace(connection)
 
     async def room(self) -> int | None:
         """Return how many runs may be created now; None for any number. Raises `StoreError`."""
@@ -99,32 +101,33 @@ class Submission:
         Raises `StoreError` when Redis stays out of reach, or refuses because its memory is full,
         and `ConfigurationError` where the run's batch was cancelled as a whole.
         """
+        call = self._call(run, await self._connection.now(), made or _made())
         try:
-            return await self._create(run, made or _made())
+            reply = await run_script(self._connection, *call)
         except ResponseError as error:
-            msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
-            raise StoreError(msg) from None
+            raise _refused(error) from None
+        if reply == "cancelled":
+            raise _revoked(run)
+        return bool(reply == "created")
 
     async def create_all(self, runs: Sequence[NewRun]) -> list[bool]:
         """Create runs whose commands travel together; tell of each whether it is new.
 
         Raises `StoreError` as `create` does; what was created by then stays.
         """
-        now, made = await self._connection.now(), _made()
-        replies = await self._scripts.run_all([self._call(run, now, made) for run in runs])
-        if "cancelled" in replies:
-            raise _revoked(runs[0])
-        return [
-            await self.create(run, made) if isinstance(reply, BaseException) else reply == "created"
-            for run, reply in zip(runs, replies, strict=True)
-        ]
+        now, made, created = await self._connection.now(), _made(), list[bool]()
+        for group in self._pace.groups(runs):
+            replies = await self._send([self._call(run, now, made) for run in group])
+            if "cancelled" in replies:
+                raise _revoked(group[0])
+            created += [reply == "created" for reply in replies]
+        return created
 
-    async def _create(self, run: NewRun, made: str) -> bool:
-        call = self._call(run, await self._connection.now(), made)
-        reply = await run_script(self._connection, *call)
-        if reply == "cancelled":
-            raise _revoked(run)
-        return bool(reply == "created")
+    async def _send(self, calls: Sequence[ScriptCall]) -> list[Any]:
+        try:
+            return await self._pace.send(calls)
+        except ResponseError as error:
+            raise _refused(error) from None
 
     def _call(self, run: NewRun, now: datetime, made: str) -> tuple[Any, ...]:
         queued = _queued(run, now)
@@ -154,6 +157,12 @@ def _revoked(run: NewRun) -> ConfigurationError:
         "with another idempotency key"
     )
     return ConfigurationError(msg)
+
+
+def _refused(error: ResponseError) -> StoreError:
+    return StoreError(
+        f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
+    )
 
 
 def _made() -> str:

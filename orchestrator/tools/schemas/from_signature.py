@@ -10,19 +10,24 @@ that reads an error corrects itself.
 
 import inspect
 import json
-from collections.abc import Callable, Mapping
+import typing
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from typing import Annotated, Any, get_type_hints
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 
 import docstring_parser
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticUserError
 from pydantic.fields import FieldInfo
+from pydantic_core import SchemaError
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
 from stepfleet.orchestrator.records.text.validation import explain_invalid
-from stepfleet.orchestrator.tools.schemas.handles import Untitled
+from stepfleet.orchestrator.tools.schemas.handles import Untitled, unusable
+from stepfleet.orchestrator.tools.schemas.json_types import why_never
 
 _READ_OUT = 500
 """Problems that are read out; of more, those at the beginning of each list and object."""
@@ -93,13 +98,17 @@ def parameters_of(function: Callable[..., Any], tool: str) -> Parameters:
 
     Raises `ConfigurationError` that names tool, parameter and fix.
     """
-    doc = docstring_parser.parse(inspect.getdoc(function) or "")
+    source = unbound(function)
+    doc = docstring_parser.parse(inspect.getdoc(source) or "")
     described = {one.arg_name: one.description for one in doc.params}
-    hints = _hints(function, tool)
+    hints = _hints(source, tool)
+    bound = getattr(function, "keywords", {}) if isinstance(function, partial) else {}
     fields: dict[str, Any] = {}
     names: dict[str, str] = {}
     optional = set()
     for place, parameter in enumerate(inspect.signature(function).parameters.values()):
+        if parameter.name in bound:  # its value is settled, and may be a secret
+            continue
         if refusal := _REFUSED_KINDS.get(parameter.kind):
             raise ConfigurationError(f"tool {tool!r}: parameter {parameter.name!r} {refusal}")
         if parameter.name not in hints:
@@ -123,15 +132,38 @@ def parameters_of(function: Callable[..., Any], tool: str) -> Parameters:
     )
 
 
+def unbound(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the function behind those that bind arguments of it (`functools.partial`)."""
+    while isinstance(function, partial):
+        function = function.func
+    return function
+
+
 def _hints(function: Callable[..., Any], tool: str) -> dict[str, Any]:
     source = function if inspect.isroutine(function) else type(function).__call__
     try:
-        return get_type_hints(source, include_extras=True)
+        return get_type_hints(source, localns=_names_around(source), include_extras=True)
     except (NameError, TypeError, AttributeError, SyntaxError) as error:
         raise ConfigurationError(
-            f"tool {tool!r}: its type hints cannot be read: {error}; import the types that it "
-            "names at the top of its module"
+            f"tool {tool!r}: its type hints cannot be read: {error}; define or import the types "
+            "that it names at the top of its module, or before it in the function that holds both"
         ) from None
+
+
+def _names_around(function: Any) -> dict[str, Any]:
+    """Return what the functions that are defining `function` at the moment have defined before it.
+
+    Hints may name local classes: `from __future__ import annotations` makes text of all hints.
+    """
+    places = getattr(function, "__qualname__", "").split(".<locals>.")[:-1]
+    around = {".<locals>.".join(places[: end + 1]) for end in range(len(places))}
+    names: dict[str, Any] = {}
+    frame = inspect.currentframe() if around else None
+    while frame is not None:
+        if frame.f_globals is function.__globals__ and frame.f_code.co_qualname in around:
+            names = {**frame.f_locals, **names}
+        frame = frame.f_back
+    return names
 
 
 def _no_hint(name: str, tool: str) -> str:
@@ -144,36 +176,67 @@ def _no_hint(name: str, tool: str) -> str:
 
 
 def _field(hint: Any, parameter: inspect.Parameter, description: str | None) -> Any:
+    hint = _of_json(hint)
+    info = FieldInfo.from_annotation(hint)
+    default = parameter.default
+    if default is parameter.empty:
+        default = ... if info.is_required() else _default_of(info)
+    elif default is None:
+        hint = _nullable(hint)
     named: Any = Annotated[hint, Field(alias=parameter.name)]
-    default = ... if parameter.default is parameter.empty else parameter.default
-    has_own = FieldInfo.from_annotation(hint).description or (
-        isinstance(default, FieldInfo) and default.description
-    )
+    has_own = info.description or (isinstance(default, FieldInfo) and default.description)
     if description and not has_own:
         named = Annotated[named, Field(description=" ".join(description.split()))]
     return (named, default)
+
+
+def _default_of(info: FieldInfo) -> Any:
+    """Return the default that stands in a hint: `Annotated[int, Field(default=3)]`."""
+    if info.default_factory is not None:
+        return Field(default_factory=info.default_factory)
+    return Field(default=info.default)
+
+
+def _of_json(hint: Any) -> Any:
+    """Write any iterable as a list: pydantic checks its items only while they are taken."""
+    if get_origin(hint) is Annotated:
+        inner, *metadata = get_args(hint)
+        return Annotated[(_of_json(inner), *metadata)]
+    if get_origin(hint) in (Union, UnionType):
+        return Union[tuple(map(_of_json, get_args(hint)))]  # noqa: UP007 - of a computed tuple
+    if hint in (Iterable, typing.Iterable) or get_origin(hint) is Iterable:
+        return list[get_args(hint) or Any]  # type: ignore[misc]
+    return hint
+
+
+def _nullable(hint: Any) -> Any:
+    """Let null through, as the default None does: `x: int = None`."""
+    inner, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
+    allowed = Union[inner, None]  # noqa: UP007 - `|` is not for every hint
+    return Annotated[(allowed, *metadata)] if metadata else allowed
 
 
 def _model(fields: dict[str, Any], names: Mapping[str, str], tool: str) -> type[BaseModel]:
     config = ConfigDict(extra="forbid", arbitrary_types_allowed=False)
     try:
         model: type[BaseModel] = create_model(tool, __config__=config, **fields)
-    except (PydanticUserError, TypeError) as error:
-        culprit = next(
-            (one for field, one in names.items() if not _is_usable(fields[field], config)), "?"
-        )
-        reason = str(error).splitlines()[0]
+    except (PydanticUserError, SchemaError, TypeError) as error:
+        broken = (one for field, one in names.items() if not _is_usable(fields[field], config))
         raise ConfigurationError(
-            f"tool {tool!r}: parameter {culprit!r} has a type that JSON cannot express: {reason}; "
-            "use plain types, pydantic models, dataclasses or enums"
+            f"tool {tool!r}: parameter {next(broken, '?')!r} {unusable(error)}"
         ) from None
+    for place, parameter in names.items():
+        if why := why_never(model.__pydantic_core_schema__, place):
+            raise ConfigurationError(
+                f"tool {tool!r}: no model could give parameter {parameter!r}: {why}"
+            )
     return model
 
 
 def _is_usable(field: Any, config: ConfigDict) -> bool:
     try:
         create_model("probe", __config__=config, only=field)
-    except (PydanticUserError, TypeError):
+    except (PydanticUserError, SchemaError, TypeError):
         return False
     return True
 
@@ -187,6 +250,12 @@ def _schema(model: type[BaseModel], tool: str) -> dict[str, Any]:
             f"tool {tool!r}: a parameter has a type without JSON Schema: {reason}"
         ) from None
     schema.pop("title", None)
+    try:
+        _STRICT.encode(schema)
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(
+            f"tool {tool!r}: the JSON Schema of its parameters is no JSON: {error}"
+        ) from None
     return schema
 
 

@@ -3,6 +3,8 @@
 A configuration stores the schema, so that any worker checks data without the type.
 """
 
+import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
@@ -12,6 +14,7 @@ import orjson
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticSerializationError, SchemaError
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
@@ -40,22 +43,72 @@ LARGEST = 64 * 1024
 UNNAMED = "structured"
 _REMEMBERED = 256
 _COMBINED = ("anyOf", "oneOf", "allOf")
+VALUE = "value"
+_VALUE_OF = "__value"
+_UNFIT = re.compile(r"[^A-Za-z0-9_-]+")
 
 
 class Untitled(GenerateJsonSchema):
-    """Leaves out the titles that pydantic makes of field names: tokens without information."""
+    """Leaves out what tells a model nothing.
+
+    These are the titles that pydantic makes of field names, and defaults that JSON does not have.
+    """
+
+    ignored_warning_kinds = frozenset({"skipped-choice", "non-serializable-default"})
+
+    def encode_default(self, dft: Any) -> Any:
+        """Return a default as JSON; pydantic leaves out one for which this raises."""
+        try:
+            encoded = super().encode_default(dft)
+            json.dumps(encoded, allow_nan=False)
+        except (TypeError, ValueError, AttributeError) as error:
+            raise PydanticSerializationError(str(error)) from None
+        return encoded
 
     def field_title_should_be_set(self, schema: Any) -> bool:  # noqa: ARG002 - the base's signature
         """Return False."""
         return False
 
 
+def unusable(error: Exception) -> str:
+    """Return what is said of a type, behind its name, of which pydantic makes nothing."""
+    if isinstance(error, SchemaError):  # of patterns: the reason is on the last line
+        reason = str(error).splitlines()[-1].strip().removeprefix("error: ")
+        return (
+            f"cannot be checked: {reason}; write a pattern without look-around and"
+            " back-references, or check the value in your code"
+        )
+    reason = str(error).splitlines()[0].partition(". Set `arbitrary")[0]
+    return (
+        f"has a type that JSON cannot express: {reason}; use plain types, pydantic models, "
+        "dataclasses, TypedDicts or enums"
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class SchemaHandle:
-    """A schema of an object, by its name; `schema["title"]` is that name."""
+    """A schema of an object, by its name; `schema["title"]` is that name.
+
+    Of a type whose data is no object, such as `int` or `list[Row]`, it is that of an object which
+    holds the data as its `value`: providers and tools take objects only.
+    """
 
     name: str
     schema: Schema = field(repr=False)
+
+    @property
+    def holds_value(self) -> bool:
+        """Whether answers are what the object holds, and not the object."""
+        return self.name.endswith(_VALUE_OF) and list(self.schema.get("properties", ())) == [VALUE]
+
+    @property
+    def type_name(self) -> str:
+        """The name of the type that answers have."""
+        return self.name.removesuffix(_VALUE_OF) if self.holds_value else self.name
+
+    def answer(self, data: Any) -> Any:
+        """Return the answer in data that fits the schema."""
+        return data[VALUE] if self.holds_value else data
 
     @cached_property
     def _validator(self) -> Any:
@@ -75,8 +128,8 @@ _handles: dict[bytes, SchemaHandle] = {}
 def schema_of(output_type: Any) -> SchemaHandle:
     """Return the schema of a type that pydantic knows, or of a JSON Schema given as a dict.
 
-    One type has one handle. Raises `ConfigurationError` that names the fix where the data would
-    be no object, or the schema cannot be used.
+    One type has one handle. Raises `ConfigurationError` that names the fix where the data of a
+    dict's schema would be no object, or the schema cannot be used.
     """
     if isinstance(output_type, Mapping):
         return handle_of(output_type)
@@ -115,14 +168,41 @@ def _key(schema: Any) -> bytes | None:
 def _of_type(output_type: Any) -> SchemaHandle:
     try:
         schema = TypeAdapter(output_type).json_schema(schema_generator=Untitled)
-    except PydanticUserError as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigurationError(
-            f"{output_type!r} has no JSON Schema: {reason}; give a pydantic model, a "
-            "dataclass, a TypedDict or a JSON Schema"
-        ) from None
+    except (PydanticUserError, SchemaError, TypeError) as error:
+        raise ConfigurationError(f"{output_type!r} {unusable(error)}") from None
+    if not _may_be_object(schema):
+        return handle_of(_of_value(schema, output_type))
     name = getattr(output_type, "__name__", None) if get_origin(output_type) is None else None
     return handle_of({**schema, "title": name} if name else schema)
+
+
+def _may_be_object(schema: Schema) -> bool:
+    schema = _with_root(schema)
+    choices = [one for keyword in _COMBINED for one in schema.get(keyword, ())]
+    if not choices:
+        return schema.get("type") == "object"
+    shared = {key: one for key, one in schema.items() if key in ("$defs", "definitions")}
+    return any(_may_be_object({**one, **shared}) for one in choices)
+
+
+def _of_value(schema: Schema, output_type: Any) -> Schema:
+    """Return the schema of an object that holds such data."""
+    shared = {key: one for key, one in schema.items() if key in ("$defs", "definitions")}
+    inner = {key: one for key, one in schema.items() if key not in shared}
+    if {"type": "null"} in (inner, *(inner.get("anyOf") or ())):
+        raise ConfigurationError(
+            f"{output_type!r} allows null, which no answer could be told from; use a model with"
+            " an optional field"
+        )
+    name = getattr(get_origin(output_type) or output_type, "__name__", UNNAMED)
+    return {
+        "type": "object",
+        "properties": {VALUE: inner},
+        "required": [VALUE],
+        "additionalProperties": False,
+        "title": f"{_UNFIT.sub('_', name)}{_VALUE_OF}",
+        **shared,
+    }
 
 
 def _made(schema: Any) -> SchemaHandle:

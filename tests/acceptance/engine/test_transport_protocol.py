@@ -16,6 +16,8 @@ from kombu import Connection, Consumer, Queue
 from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer, free_port
 
+from stepfleet.orchestrator import AsyncFleet
+from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.engine import transport
 from stepfleet.worker.engine.transport import batch_url
 from stepfleet.worker.engine.transport.ack_buffer import script
@@ -323,6 +325,19 @@ def test_tls_serves_with_the_servers_certificate(tls_redis: tuple[str, str, Path
     plain, url, cert = tls_redis
     publish(plain, "a", "x")
     with consuming(f"{url}?ssl_ca_certs={cert}&ssl_cert_reqs=required", "a") as (connection, got):
+        assert drain(connection, got, 1) == ["x"]
+
+
+async def test_tls_without_certificates_serves_store_and_broker_alike(
+    tls_redis: tuple[str, str, Path],
+) -> None:
+    plain, url, _ = tls_redis
+    publish(plain, "a", "x")
+    store = url.replace("rediss-batch", "rediss") + "?ssl_cert_reqs=CERT_NONE"
+    settings = load_settings(redis_url=store)
+    async with AsyncFleet(settings=settings) as fleet:
+        await fleet.check()
+    with consuming(batch_url(settings.broker), "a") as (connection, got):
         assert drain(connection, got, 1) == ["x"]
 
 

@@ -1,10 +1,10 @@
 """Runs under an answer contract: what ends them, what does not, and what the model reads."""
 
 import json
-from typing import Any
+from typing import Any, Literal
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import Script, call, say
 
@@ -469,3 +469,30 @@ async def test_a_preamble_is_no_output_of_a_run_with_a_contract(
     result, _, _ = await ran(redis_url, asked, max_steps=1, **contract)
     assert (result.status, result.output) == (RunStatus.MAX_ITERATIONS_REACHED, None)
     assert result.steps[0].thought == "Let me look that up"
+
+
+@pytest.mark.parametrize("mode", ["tool", "native"])
+@pytest.mark.parametrize(
+    ("output_type", "wrong", "value"),
+    [
+        (int, "many", 3),
+        (list[City], [{"name": "Oslo"}], [CITY]),
+        (Literal["yes", "no"], "maybe", "no"),
+    ],
+)
+async def test_an_answer_may_be_of_a_type_that_is_no_object(
+    redis_url: str, mode: str, output_type: Any, wrong: Any, value: Any
+) -> None:
+    """ANS-14"""
+    answers = [{"value": wrong}, {"value": value}]
+    says = (
+        [say(json.dumps(one)) for one in answers]
+        if mode == "native"
+        else [call(("structured_response", {"structured": one})) for one in answers]
+    )
+    result, messages, _ = await ran(redis_url, *says, output_type=output_type, answer_mode=mode)
+    assert (result.status, result.structured) == (RunStatus.COMPLETED, value)
+    assert "value" in told(messages)[0]
+    if output_type is not Literal["yes", "no"]:
+        read: Any = result.structured_as(output_type)
+        assert TypeAdapter(output_type).dump_python(read) == value

@@ -65,11 +65,52 @@ async def test_a_pause_holds_before_any_run_was_swept(desk: Bench, batch: AsyncB
     await recounted(desk, batch)
 
 
-async def test_a_resume_of_a_batch_gives_every_run_its_hint(desk: Bench, batch: AsyncBatch) -> None:
-    assert await batch.pause() == 8
+async def test_pauses_and_resumes_leave_one_message_for_each_run(
+    desk: Bench, batch: AsyncBatch
+) -> None:
+    before = await desk.queued()
+    for _ in range(3):
+        assert await batch.pause() == 8
+        assert await batch.resume() == 8
+    assert await desk.queued() == before == 8
+
+
+@pytest.mark.parametrize("is_swept", [False, True])
+async def test_a_resume_sends_anew_what_a_worker_took_from_the_queue_meanwhile(
+    desk: Bench, batch: AsyncBatch, *, is_swept: bool
+) -> None:
+    taken = run_id_of(batch.id, 3)
+    request = await in_force(desk, batch, "pause")
+    if is_swept:
+        await requests_of(desk).sweep(request)
+    assert (await desk.refused(taken)).why is Refused.PAUSED
+    await requests_of(desk).sweep(request)
     before = await desk.queued()
     assert await batch.resume() == 8
-    assert await desk.queued() == before + 8
+    assert await desk.queued() == before + 1
+    await desk.claim(taken)
+
+
+async def test_a_resume_sends_what_is_not_in_the_queue(
+    fleet: AsyncFleet, desk: Bench, batch: AsyncBatch, redis_url: str
+) -> None:
+    """Of a run that waits for its time, or whose worker was lost, and of one that is retried."""
+    later, lost, again = (run_id_of(batch.id, row) for row in range(3))
+    claim = await desk.claim(later)
+    await desk.commit(claim, failed(claim, transient=True))
+    await desk.claim(lost)
+    leases_run_out(redis_url)
+    assert (await fleet.runs.pause(again)).outcome == "paused"
+    assert (await fleet.runs.cancel(again)).outcome == "cancelled"
+    assert (await fleet.runs.retry(again)).outcome == "retried"
+    claim = await desk.claim(again)
+    assert (await fleet.runs.pause(again)).outcome == "requested"
+    await desk.commit(claim, called(claim))
+    assert await batch.pause() == 7
+    for run_id in (later, lost, again):
+        before = await desk.queued()
+        assert (await fleet.runs.resume(run_id)).outcome == "resumed"
+        assert await desk.queued() == before + 1
 
 
 async def test_a_request_to_a_run_comes_behind_that_to_its_batch(

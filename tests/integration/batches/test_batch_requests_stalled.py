@@ -58,8 +58,8 @@ class Stalling(BatchRequests):
     asleep: asyncio.Event
     awake: asyncio.Event
 
-    async def sweep_runs(self, request: Request, run_ids: list[str]) -> Any:
-        swept = await super().sweep_runs(request, run_ids)
+    async def sweep_runs(self, request: Request, *about: Any) -> Any:
+        swept = await super().sweep_runs(request, *about)
         self.asleep.set()
         await self.awake.wait()
         return swept

@@ -7,7 +7,7 @@ from support.runs.stored_runs import Bench, answered, failed, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.client.fleet import AsyncBatch
-from stepfleet.orchestrator.store.batches import upkeep
+from stepfleet.orchestrator.store import pace
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.lua import run_script
@@ -109,7 +109,8 @@ async def test_one_worker_of_a_fleet_looks_after_batches(desk: Bench, fleet: Asy
 async def test_a_run_that_ends_anew_between_two_pages_leaves_nothing_without_end(
     desk: Bench, fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "PAGE", 2)
+    monkeypatch.setattr(pace, "FIRST", 2)
+    monkeypatch.setattr(pace, "MOST", 2)
     connection, keys = desk.opened.connection, desk.opened.keys
     batch = await submitted(fleet, 5)
     for row in range(5):
@@ -118,16 +119,18 @@ async def test_a_run_that_ends_anew_between_two_pages_leaves_nothing_without_end
     first = run_id_of(batch.id, 0)
     pages = 0
 
+    send = pace.Pace.send
+
     async def retried_behind_the_first_page(*given: Any) -> Any:
         nonlocal pages
-        answer, pages = await run_script(*given), pages + 1
+        answer, pages = await send(*given), pages + 1
         if pages == 1:
             assert (await fleet.runs.retry(first)).outcome == "retried"
             claim = await desk.claim(first)
             await desk.commit(claim, answered(claim))
         return answer
 
-    monkeypatch.setattr(upkeep, "run_script", retried_behind_the_first_page)
+    monkeypatch.setattr(pace.Pace, "send", retried_behind_the_first_page)
     await desk.keep_up()
     assert await connection.execute("PTTL", keys.batch(0, batch.id)) > 0
     assert await connection.execute("ZSCORE", keys.over(0), batch.id) is not None

@@ -103,3 +103,16 @@ def test_passwords_of_addresses_are_not_shown_with_the_apps_configuration(app: C
     shown = (conf(SimpleNamespace(app=app)), app.conf.humanize(with_defaults=False))
     assert "redis_url" in str(shown)
     assert "k7-of-the-store" not in str(shown)
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://:xylo#phone@h/0", "redis://:xylo;phone@h/0", ["redis://h", "amqp://u:xy/lo@h"]]
+)
+def test_a_password_of_the_broker_that_celery_cannot_read_is_shown_by_nobody(
+    app: Celery, url: str | list[str]
+) -> None:
+    install(app, agents="their_agents.py")
+    app.conf.broker_url = url
+    with pytest.raises(SystemExit, match=r"broker_url of the Celery app.*percent-encode") as caught:
+        app.Worker(pool="solo")
+    assert not any(part in str(caught.value) for part in ("xy", "lo@", "phone"))

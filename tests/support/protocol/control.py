@@ -119,7 +119,7 @@ class ControlRules(Operations):
             hints = self.model.sweep(batch)
             for run_ids in named.values():
                 request = Request(batch, 0, word, number)
-                self.rig.do(self.rig.requests.sweep_runs(request, run_ids))
+                self.rig.do(self.rig.requests.sweep_runs(request, run_ids, self.rig.pace))
             told = self.rig.auditor.newest_messages(len(hints)) if hints else []
             assert sorted(told) == sorted(hints)
             self.model.queue += told

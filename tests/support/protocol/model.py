@@ -140,6 +140,7 @@ class Run:
     after: tuple[str, ...] = ()
     following: set[str] = field(default_factory=set)
     stops: bool = False
+    hinted: bool = False
 
     @property
     def awaited(self) -> tuple[int, ...]:
@@ -244,6 +245,7 @@ class Model:
         if run.ended:
             return "ended"
         if run.status == "paused":
+            run.hinted = False
             return "paused"
         if step > run.step:
             return "ahead"
@@ -358,9 +360,11 @@ class Model:
         if run.token and (run.lease > self.now or run.want == "cancel"):
             run.want = run.want or "pause"
             return "requested"
+        hinted = not (run.token or run.not_before)
         self._vanish(run)
         if run.status != "paused":
             self._pause(run)
+            run.hinted = hinted
         return "paused"
 
     def resume(self, run_id: str, step_seen: int) -> str:
@@ -374,7 +378,9 @@ class Model:
         run.status, run.seq = "in_progress" if run.begun else "queued", run.seq + 1
         run.due, run.not_before, run.dispatches = self.now + GRACE, 0, 0
         run.parked = run.parked and not run.begun
-        self.queue.append((run_id, step_seen))
+        if not run.hinted:
+            self.queue.append((run_id, step_seen))
+        run.hinted = False
         return "resumed"
 
     def retry(self, run_id: str, seq_seen: int) -> str:
@@ -397,7 +403,7 @@ class Model:
         run.step, run.retries, run.seq = len(run.log), run.retries + 1, run.seq + 1
         run.attempts = run.limited = run.crashes = run.dispatches = run.not_before = 0
         run.losses, run.trial = {}, ("", 0)
-        run.outage, run.parked = "", False
+        run.outage, run.parked, run.hinted = "", False, False
         run.due = self.now + GRACE
         self.queue.append((run_id, run.step))
         return "retried"
@@ -503,8 +509,11 @@ class Model:
                 self.cancel(run.run_id)
             elif word == "pause":
                 self.pause(run.run_id)
-            elif self.resume(run.run_id, run.step) == "resumed" and not run.is_waiting:
-                hints.append(self.queue.pop())
+            else:
+                before = len(self.queue)
+                self.resume(run.run_id, run.step)
+                hints += self.queue[before:]
+                del self.queue[before:]
         return hints
 
     def _vanish(self, run: Run) -> bool:

@@ -20,6 +20,7 @@ from support.servers.redis_cluster import RedisCluster
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.model_calls.circuits import Circuits
+from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.runtime.rescuer import Rescuer
 
@@ -59,6 +60,10 @@ class Rig:
 
     def circuits(self) -> Circuits:
         return Circuits(self.bench.opened.connection, self.bench.opened.keys)
+
+    @property
+    def pace(self) -> Pace:
+        return Pace(self.bench.opened.connection)
 
     @property
     def requests(self) -> BatchRequests:

@@ -177,3 +177,26 @@ def test_log_lines_are_without_secrets_tracebacks_included(
     written = lines.format(record)
     assert "canary" not in written
     assert written.count(HIDDEN) == 3  # the message, the line of code, the error
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["AWS_SESSION", "PGPASS", "CRED", "GCP_CREDS", "CREDS_JSON", "DB_PASS2", "SMTP_PW", "MY_JWT"],
+)
+def test_short_names_of_secrets_say_so_too(name: str) -> None:
+    """EVT-24"""
+    assert redact("it said hunter2hunter2", {name: "hunter2hunter2"}) == f"it said {HIDDEN}"
+
+
+@pytest.mark.parametrize("name", ["DESKTOP_SESSION", "SACRED_NAME", "COMPASSES", "PASSENGERS"])
+def test_names_that_only_sound_so_are_left(name: str) -> None:
+    assert redact("it said ubuntu-wayland", {name: "ubuntu-wayland"}) == "it said ubuntu-wayland"
+
+
+@pytest.mark.parametrize("sign", "#?/[")
+def test_a_password_that_is_not_encoded_is_found_whole_and_in_parts(sign: str) -> None:
+    url = f"redis://user:firstpart{sign}secondpart@h/0"
+    environment = {"STORE_URL": url}
+    for text in (url, "port is 'firstpart'", "path is 'secondpart'"):
+        assert "stpart" not in redact(text, environment)
+        assert "ndpart" not in redact(text, environment)

@@ -311,7 +311,7 @@ class Holder:
         (star, "parameter 'values' collects any number of values"),
         (stars, "parameter 'values' collects any keyword"),
         (only, "parameter 'value' is positional-only; remove the /"),
-        (call_me, "tool 'call_me': a parameter has a type without JSON Schema"),
+        (call_me, "tool 'call_me': no model could give parameter 'action': a function cannot"),
         (unknown_hint, "tool 'unknown_hint': its type hints cannot be read: name 'Nowhere'"),
         (made_of_object, "tool 'made_of_object': parameter 'value' has a type that JSON cannot"),
         (yields, "tool 'yields' yields; return the whole value instead"),

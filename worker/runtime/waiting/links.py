@@ -1,6 +1,5 @@
 """Sends the end of a run to the calls that wait for it, and requests to the runs it has started."""
 
-import asyncio
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -21,6 +20,7 @@ from stepfleet.orchestrator.records.calls.answers import LONGEST_OUTPUT, Answer,
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app
+from stepfleet.orchestrator.store.pace import in_groups
 from stepfleet.orchestrator.store.runs.control import Control, ControlOutcome, ControlResult
 from stepfleet.orchestrator.store.runs.dependents import BEGINNING
 from stepfleet.orchestrator.store.runs.links import Links, Owed
@@ -78,12 +78,9 @@ class LinkedRuns:
             for call, header in zip(calls, headers, strict=True)
         ]
         begin = self.dependents.waiting.arrived
-        await asyncio.gather(
-            *(
-                begin(call.run_id, run_id, caller.get("agent", ""))
-                for call, caller in pairs
-                if call.index == BEGINNING
-            )
+        beginning = [pair for pair in pairs if pair[0].index == BEGINNING]
+        await in_groups(
+            beginning, lambda pair: begin(pair[0].run_id, run_id, pair[1].get("agent", ""))
         )
         if waiting := [pair for pair in pairs if pair[0].index != BEGINNING]:
             result = (await self._runs.get(run_id)).result()
@@ -91,7 +88,7 @@ class LinkedRuns:
                 return  # it was retried meanwhile, and will end again
             if await self._goes_on_with(waiting[0][0], result):
                 return
-            await asyncio.gather(*(self._answer_to(*pair, result) for pair in waiting))
+            await in_groups(waiting, lambda pair: self._answer_to(*pair, result))
 
     async def _goes_on_with(self, call: ToolHint, result: AgentRunResult) -> bool:
         """Retry a run that was cancelled with its caller where that waits for it again.
@@ -140,15 +137,13 @@ class LinkedRuns:
     async def _pass_on(self, run_id: str, owed: Owed, request: Want) -> bool:
         """Pass a request on; return false where a worker may be starting one of these runs."""
         pass_on = self._cancel if request is Want.CANCEL else self._pause
-        done = await asyncio.gather(*(pass_on(child, run_id) for child in owed.runs))
+        done = await in_groups(owed.runs, lambda child: pass_on(child, run_id))
         found = list(zip(owed.runs, done, strict=True))
         if held := [child for child, one in found if one.in_hands and request is Want.CANCEL]:
             await self.control.interrupt(held)
         at_rest = (ControlOutcome.CANCELLED, ControlOutcome.PAUSED)
         # Those that nobody holds may have runs below them: no other worker need find these.
-        await asyncio.gather(
-            *(self.settle(child) for child, one in found if one.outcome in at_rest)
-        )
+        await in_groups([child for child, one in found if one.outcome in at_rest], self.settle)
         missed = [child for child, one in found if one.outcome is ControlOutcome.UNKNOWN]
         return not missed or (await self._links.begun(run_id)).isdisjoint(missed)
 

@@ -4,7 +4,7 @@
 -- Runs that were put away have a score beyond every due time. Nothing searches for them: admission dispatches
 -- them, and the times in between do not count as time of their executions (see claim.lua). Of a step that its provider
 -- has refused again and again they do: whatever the provider answers, `time_limit` ends the run.
-local SHELVED, REFUSALS = 40000000000000, 3
+local REFUSALS = 3
 local now = now_ms()
 if ARGV[3] ~= '' then
   local score = number(redis.call('ZSCORE', due_key, run_id))

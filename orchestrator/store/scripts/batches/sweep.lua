@@ -27,7 +27,7 @@ local function pause(h, live)
     if h[3] == '' then redis.call('HSET', run_key, 'want', 'pause') end
   else
     if h[2] ~= '' then vanish(batch, h[2], h[5], h[6]) end
-    halt(h[1], batch, now)
+    halt(h[1], batch, now, is_hinted(h[2], h[11]))
   end
   reached = reached + 1
 end

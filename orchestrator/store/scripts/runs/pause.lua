@@ -2,7 +2,8 @@
 -- Returns {'paused'}, {'requested'} (a worker holds it), {'ended', status} or {'unknown'}. A step whose lease has expired
 -- has no owner: the run is paused here.
 -- Invariant: `paused_by` names another run exactly where that one's pause is why this one rests, or will.
-local h = redis.call('HMGET', run_key, 'status', 'token', 'batch', 'want', 'lease', 'step', 'elapsed')
+local h = redis.call('HMGET', run_key, 'status', 'token', 'batch', 'want', 'lease', 'step', 'elapsed',
+  'not_before')
 if not h[1] then return { 'unknown' } end
 local known = answered(ARGV[2])
 if known then return known end
@@ -19,5 +20,5 @@ if is_held then
   return answer(ARGV[2], 'requested')
 end
 if h[2] ~= '' then vanish(h[3], h[2], h[6], h[7]) end
-halt(h[1], h[3], now)
+halt(h[1], h[3], now, is_hinted(h[2], h[8]))
 return answer(ARGV[2], 'paused')

@@ -14,7 +14,7 @@ if h[1] ~= 'paused' then
   end
   return answer(ARGV[4], 'active')
 end
-local waits = go_again({ step = h[3], batch = h[4], began = h[5], updated = h[6], waiting = h[7], not_before = h[8] },
+local is_sent = go_again({ step = h[3], batch = h[4], began = h[5], updated = h[6], waiting = h[7], not_before = h[8] },
   ARGV[2], now_ms())
-if not waits then push(ARGV[3]) end
+if not is_sent then push(ARGV[3]) end
 return answer(ARGV[4], 'resumed', h[3])

@@ -77,7 +77,7 @@ redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.sli
   'stop_reason', '', 'error', '', 'outcome', '', 'not_before', 0, 'waiting', '', 'updated', now)
 if waits then redis.call('HSET', run_key, 'not_before', NEVER) end
 redis.call('HDEL', run_key, 'ended', 'execution_started', 'since', 'losses', 'trial', 'logged', 'trimming', 'outage',
-  'parked', 'reach', 'orphans')
+  'parked', 'reach', 'orphans', 'hinted')
 if a.agent then redis.call('HSET', run_key, 'agent', a.agent, 'config', a.config) end
 if a.since and a.since ~= '' then redis.call('HSET', run_key, 'since', a.since) end
 redis.call('ZADD', due_key, now + number(a.grace), run_id)

@@ -303,9 +303,18 @@ local function vanish(batch, owner, step, elapsed)
     .. (number(elapsed) / 1000) .. ',"ambiguous":' .. called .. '}')
 end
 
--- Pauses a run that has no owner.
-local function halt(from, batch, now)
+-- Whether the message of a run's open step still lies in the queue, as far as can be told: nobody has taken the step,
+-- and it is neither delayed nor put away for limits (see shelve.lua). Where that message was lost, the rescuer sends another.
+local SHELVED = 40000000000000
+local function is_hinted(owner, not_before)
+  return owner == '' and number(not_before) == 0 and number(redis.call('ZSCORE', due_key, run_id)) < SHELVED
+end
+
+-- Pauses a run that has no owner. `hinted` is noted for the resume, which then need not send a second message; a claim that
+-- finds the run paused has used it up.
+local function halt(from, batch, now, hinted)
   redis.call('HSET', run_key, 'status', 'paused', 'token', '', 'want', '', 'updated', digits(now))
+  if hinted then redis.call('HSET', run_key, 'hinted', '1') end
   redis.call('ZREM', due_key, run_id)
   relist(from, 'paused')
   move(batch, from, 'paused')
@@ -434,8 +443,8 @@ local function turn_to(id)
   ALL_KEYS = { run_key, log_key, journal_key, outcomes_key, lost_key, events_key }
 end
 
--- Resumes a paused run, and returns whether it waits for tool calls: these are dispatched again by the rescuer.
--- The time in between does not count as time of the execution. `h`: fields of the header.
+-- Resumes a paused run, and returns whether no message is to be sent: one lies in the queue (see halt), or the run waits
+-- for tool calls, which are dispatched again by the rescuer. The time in between does not count as time of the execution. `h`: fields of the header.
 local function go_again(h, grace, now)
   local to = h.began and 'in_progress' or 'queued'
   if h.began then
@@ -470,11 +479,12 @@ local function go_again(h, grace, now)
   redis.call('HSET', run_key, 'status', to, 'updated', now, 'not_before', patience, 'dispatches', 0)
   redis.call('HDEL', run_key, 'reach')
   redis.call('HDEL', run_key, 'paused_by')
+  local hinted = redis.call('HDEL', run_key, 'hinted') == 1
   redis.call('ZADD', due_key, waits and now or now + number(grace), run_id)
   relist('paused', to)
   move(h.batch, 'paused', to)
   emit_status('paused', to)
-  return waits
+  return waits or hinted
 end
 
 local function push(message)

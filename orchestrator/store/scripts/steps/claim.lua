@@ -31,7 +31,10 @@ local status, step, owner = h[1], number(h[2]), h[3]
 if not status then return { 'unknown' } end
 local owed = (h[15] == '1' or h[16]) and 'owed' or ''
 if TERMINAL[status] then return { 'ended', status, owed } end
-if status == 'paused' then return { 'paused', status, h[16] and owed or '' } end
+if status == 'paused' then
+  redis.call('HDEL', run_key, 'hinted')
+  return { 'paused', status, h[16] and owed or '' }
+end
 local wanted_step = number(ARGV[2])
 if wanted_step < step then return { 'stale', step } end
 -- The store was rolled back (a lost tail, a stale replica): never run ahead of it.

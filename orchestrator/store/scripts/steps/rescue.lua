@@ -72,7 +72,7 @@ local out = { #overdue, calls, behind, owing }
 
 -- A run may wait for hundreds of calls. Behind so many that were looked at, the rest of the runs stays
 -- overdue for the next look; the reply says that there is more.
-local MOST_CALLS_LOOKED_AT, looked_at = 1000, 0
+local MOST_CALLS_LOOKED_AT, looked_at = 250, 0
 
 -- Arms a run that waits for tool calls, and returns those of its calls that have no owner.
 local function look_at_calls(run_id, run_key, h)

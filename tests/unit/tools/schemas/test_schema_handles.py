@@ -1,7 +1,8 @@
 """Schemas of types and dicts: one handle each, named, closed, and refused where unusable."""
 
 import json
-from typing import Any
+from datetime import date
+from typing import Any, Literal
 
 import pytest
 from pydantic import BaseModel, TypeAdapter
@@ -75,8 +76,8 @@ def test_a_type_that_cannot_be_hashed_has_a_schema_too() -> None:
 @pytest.mark.parametrize(
     ("given", "match"),
     [
-        (int, "must describe an object"),
-        (list[int], "must describe an object"),
+        (int | None, "allows null"),
+        (type(None), "allows null"),
         ({"type": "array"}, "must describe an object"),
         ({"$ref": "#"}, "must describe an object"),
         ({"$ref": "https://example.com/schema"}, "nothing is fetched"),
@@ -92,12 +93,43 @@ def test_a_type_that_cannot_be_hashed_has_a_schema_too() -> None:
             {**OPEN, "patternProperties": {f"^{n}$": {} for n in range(MOST_PATTERNS + 1)}},
             "more than 100 patterns",
         ),
-        (Odd, "has no JSON Schema"),
+        (Odd, "has a type that JSON cannot express"),
     ],
 )
 def test_a_schema_that_could_not_be_kept_is_refused_with_its_fix(given: Any, match: str) -> None:
     with pytest.raises(ConfigurationError, match=match):
         schema_of(given)
+
+
+@pytest.mark.parametrize(
+    ("output_type", "name", "data"),
+    [
+        (int, "int", 3),
+        (list[Order], "list", [{"items": []}]),
+        (tuple[int, str], "tuple", [1, "a"]),
+        (Literal["yes", "no"], "Literal", "yes"),
+        (date, "date", "2026-01-02"),
+    ],
+)
+def test_data_that_is_no_object_is_the_value_of_one(output_type: Any, name: str, data: Any) -> None:
+    """ANS-14"""
+    handle = schema_of(output_type)
+    assert (handle.type_name, handle.holds_value) == (name, True)
+    assert handle.schema["type"] == "object"
+    assert handle.problems({"value": data}) is None
+    assert handle.answer({"value": data}) == data
+    assert handle.problems({"value": None}) is not None
+    assert handle.problems({}) is not None
+    assert handle_of(handle.schema) is handle
+
+
+def test_an_object_that_has_a_value_is_what_the_answer_is() -> None:
+    class Holder(BaseModel):
+        value: int
+
+    assert not schema_of(Holder).holds_value
+    assert schema_of(Holder).answer({"value": 1}) == {"value": 1}
+    assert not schema_of(Order | None).holds_value
 
 
 def test_ten_thousand_levels_of_schema_are_refused() -> None:
