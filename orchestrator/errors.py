@@ -102,7 +102,8 @@ class ModelError(AgentException):
     `PERMANENT` are never retried. `received` is set where the provider was at work when the call
     failed, so that it may charge for it: the approximate number of tokens that had arrived;
     `usage` is the usage that it reported, if any. The worker adds `model`, the full name of the one
-    that was called, `spent`, and `outage`: the circuits that are open.
+    that was called, `spent`, and `outage`: the circuits that are open. `unsent` is set where it did
+    not make the call, `entered` where the ledger has what it may have cost.
     """
 
     code = ModelErrorCode.OTHER.value
@@ -124,6 +125,8 @@ class ModelError(AgentException):
         self.usage: UsageStats | None = None
         self.spent: Spent | None = None
         self.outage: tuple[str, ...] = ()
+        self.unsent = False
+        self.entered = False
         if code is not None:
             self.code = code.value
 
@@ -136,7 +139,8 @@ class ModelError(AgentException):
 class RateLimitError(ModelError):
     """The provider refuses for now (429).
 
-    `unsent` is set where the worker did not make the call: others had just been refused.
+    `unsent` is set where the worker did not make the call: others had just been refused, or the
+    model's limits have no room.
     """
 
     code = ModelErrorCode.RATE_LIMIT.value
@@ -144,7 +148,6 @@ class RateLimitError(ModelError):
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message, retryable=True, retry_after=retry_after)
-        self.unsent = False
 
 
 class ContextWindowError(ModelError):

@@ -4,8 +4,6 @@ So token limits and budgets bind on any server, and a call that failed while its
 working is listed with its estimated cost.
 """
 
-from collections.abc import Awaitable, Callable
-
 import orjson
 
 from stepfleet.orchestrator.agents.config import AgentConfig
@@ -13,11 +11,9 @@ from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import text_tokens
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
-from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import FailedCall, Spent, UsageStats, bounded_cost
-from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import Ports
 
 LONGEST_COUNTED = 100_000
@@ -71,26 +67,6 @@ def failed_call(request: ModelRequest, error: ModelError) -> FailedCall:
         estimated=spent.tokens > 0 and spent.estimated,
         usage=spent.usage,
     )
-
-
-async def answer_of(
-    claim: Claim,
-    ask: Callable[[ModelRequest], Awaitable[LLMResponse]],
-    lease: Lease,
-    ports: Ports,
-    request: ModelRequest,
-) -> LLMResponse:
-    """Return the answer with its usage, estimated where the provider reported none.
-
-    What a failed call may have cost is noted. Raises `ModelError`.
-    """
-    try:
-        response = await ask(request)
-    except ModelError as error:
-        error.spent = spent_in_vain(error, request, claim.config, ports)
-        lease.failed.append((error, failed_call(request, error)))
-        raise
-    return counted(response, request, ports.tokens(request.model))
 
 
 def call_cost(response: LLMResponse, model_name: str, config: AgentConfig, ports: Ports) -> float:

@@ -157,15 +157,17 @@ class StepStore:
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
         losses: tuple[LostAttempt, ...] = (),
+        entered: int = 0,
     ) -> Held:
         """Renew the lease and note work that must not be repeated. `seconds`: since the claim.
 
         `losses` are entries of the ledger: those of calls that failed before the `response` are
-        entered now, another one is its price where it is not used in the end.
+        entered now, behind the `entered` of this claim, another one is its price where it is not
+        used in the end.
         """
         entries: list[str] = []
         if failed := [one for one in losses if one.kind == LostKind.FAILED]:
-            entries += ["failed", stored_losses(failed)]
+            entries += ["failed", stored_losses(failed, entered)]
         if response is not None:
             entries += ["response", response.to_json()]
         for price in losses:
@@ -278,7 +280,7 @@ class StepStore:
             if lines := lines_of(logged, payer):
                 fields = {"ledger": lines, "kept": self.terms.ledger_days}
         if verdict.failed:
-            fields["failed"] = stored_losses(verdict.failed)
+            fields["failed"] = stored_losses(verdict.failed, verdict.entered)
         if verdict.guess:
             fields["guess"] = stored_guesses(verdict.guess)
         return verdict, fields

@@ -81,7 +81,8 @@ local function may_be_paid(text)
     or string.find(text, '"tokens":', 1, true) and not string.find(text, '"kind":"late"', 1, true)
 end
 
--- An entry's line; `sign` is -1 to take it back. Returns it, and whether its price is not known.
+-- An entry's line; `sign` is -1 to take it back. The entry's own agent counts: it may not be the run's any more. Returns it,
+-- and whether its price is not known.
 local function line_of(text, sign, tenant, agent, batch)
   local readable, e = pcall(cjson.decode, text)
   if not readable or type(e) ~= 'table' then return nil end
@@ -97,6 +98,7 @@ local function line_of(text, sign, tenant, agent, batch)
     e.estimated == true and 1 or 0 }))
   for i, one in ipairs(sums) do sums[i] = one * sign end
   local model = type(e.model) == 'string' and e.model or ''
+  if type(e.agent) == 'string' then agent = e.agent end
   local whose = cjson.encode({ state, tenant or '', agent or '', model })
   local day = string.format('%d', (tonumber(e.at_ms) or 0) / DAY_MS)
   return day .. ' ' .. joined(sums) .. '\n' .. whose .. '\n' .. (batch or ''), is_open
