@@ -15,6 +15,7 @@ from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
+from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
 from stepfleet.orchestrator.records.calls.answers import Awaited, RunEnd
@@ -27,7 +28,6 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.leases.lease import AnyLease, Lease
-
 
 Call = Callable[[ModelRequest], Awaitable[LLMResponse]]
 """Makes a model call. Raises `ModelError`."""
@@ -50,13 +50,9 @@ class Store(Protocol):
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
-        losses: tuple[LostAttempt, ...] = (),
-        entered: int = 0,
+        entries: CallEntries = NO_ENTRIES,
     ) -> Held:
-        """Renew the lease and note what must not be done twice.
-
-        `entered` entries of the ledger came from this claim before these `losses`.
-        """
+        """Renew the lease and note what must not be done twice."""
 
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
         """Write a verdict, all or nothing."""

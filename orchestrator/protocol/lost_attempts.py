@@ -1,6 +1,7 @@
 """Attempts at a step that are not committed: what they took, and what may have been paid. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from stepfleet.orchestrator.protocol.attempt import Answered, Failed, Interrupted
 from stepfleet.orchestrator.protocol.claim import Claim
@@ -10,6 +11,21 @@ from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.usage import FailedCall, UsageStats, sum_usd
+
+
+@dataclass(frozen=True, slots=True)
+class CallEntries:
+    """The ledger's entries that are journaled: of `failed` calls, behind `entered` of this claim.
+
+    `price` is that of the response which is journaled with them, for where it is not used.
+    """
+
+    failed: tuple[LostAttempt, ...] = ()
+    entered: int = 0
+    price: LostAttempt | None = None
+
+
+NO_ENTRIES = CallEntries()
 
 
 def lost_attempt(

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.protocol.attempt import (
     Parked,
 )
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.protocol.lost_attempts import of_failed_calls
+from stepfleet.orchestrator.protocol.lost_attempts import CallEntries, of_failed_calls
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import LostAttempt
@@ -62,14 +62,12 @@ async def enter_failed(lease: Lease, ports: Ports) -> None:
     """
     claim = lease.claim
     if losses := of_failed_calls(claim.number, (call for _, call in lease.failed)):
-        held = await ports.store.journal(
-            claim, lease.seconds, losses=losses, entered=lease.entered
-        )
+        entries = CallEntries(losses, lease.entered)
+        held = await ports.store.journal(claim, lease.seconds, entries=entries)
+        lease.apply(held)
         if not held.ours:
-            lease.apply(held)
             return
         lease.entered += len(losses)
-        lease.apply(held)
     for error, _ in lease.failed:
         if isinstance(error, ModelError):
             error.entered = True
@@ -82,16 +80,19 @@ def is_used(lease: Lease, response: LLMResponse, ports: Ports) -> None:
     lease.answers.clear()
 
 
-def losses_with(lease: Lease, response: LLMResponse, ports: Ports) -> tuple[LostAttempt, ...]:
-    """Return the entries to journal with an answer: of other calls that may have been paid for."""
+def entries_with(
+    lease: Lease, response: LLMResponse, price: LostAttempt | None, ports: Ports
+) -> CallEntries:
+    """Return what is journaled with an answer: other calls that may have been paid for."""
     calls = [*(call for _, call in lease.failed), *_others(lease, response, ports)]
-    return of_failed_calls(lease.claim.number, calls)
+    failed = of_failed_calls(lease.claim.number, calls)
+    return CallEntries(failed, lease.entered, price)
 
 
-def is_journaled(lease: Lease, response: LLMResponse, losses: int) -> None:
-    """Note that an answer is journaled, and so many losses with it."""
+def is_journaled(lease: Lease, response: LLMResponse, entries: CallEntries) -> None:
+    """Note that an answer is journaled, with its entries."""
     lease.failed.clear()
-    lease.entered += losses
+    lease.entered += len(entries.failed)
     is_paid = response.cache is None or not response.cache.hit
     lease.answers = [(_model_of(response, lease.claim), response)] if is_paid else []
     lease.journaled = True

@@ -183,9 +183,7 @@ def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:
     log.warning("step %d of run %s was broken off: %s", claim.number, claim.run_id, message)
     error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message, retryable=True)
     is_over = not lease.called
-    return Failed(
-        lease.span, error, transient=True, remembered=lease.remembered, entered=is_over
-    )
+    return Failed(lease.span, error, transient=True, remembered=lease.remembered, entered=is_over)
 
 
 def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> tuple[Spent, ...]:

@@ -115,7 +115,8 @@ class Lease(BaseLease):
     `remembered` is memory work that is journaled; `called` is set while a model is called. `failed`
     has the calls that failed and are not in the ledger yet, with their errors, `entered` is how
     many it has; `answers` are paid ones that no record has yet, by the models that were called.
-    `journaled` is set once the newest of them is in the journal.
+    `journaled` is set once the newest of them is in the journal. `admitted` is the model that may
+    be called under the limits of the fleet, where it is not the agent's first.
     """
 
     def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
@@ -127,6 +128,7 @@ class Lease(BaseLease):
         self.entered = 0
         self.answers: list[tuple[str, LLMResponse]] = []
         self.journaled = False
+        self.admitted = ""
 
     @property
     def span(self) -> Span:

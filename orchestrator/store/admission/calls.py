@@ -34,7 +34,8 @@ class Request:
     """A step that is to call its model: `names` are its limits, the first one is its line.
 
     `crashes` workers were lost with it; with `lost` the newest of them has just been found. `of`
-    names the model where it is not the agent's first. `key` tells its grant from others of the step.
+    names the model where it is not the agent's first. `key` tells its grant from others of the
+    step.
     """
 
     hint: StepHint

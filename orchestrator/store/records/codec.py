@@ -119,7 +119,7 @@ def stored_loss(lost: LostAttempt | None) -> str:
 
 
 def stored_losses(lost: Iterable[LostAttempt], entered: int = 0) -> str:
-    """Return entries of the ledger of lost attempts as scripts take several, behind those entered."""
+    """Return entries of the ledger of lost attempts as scripts take several."""
     texts = [one.to_json() for one in lost]  # JSON escapes the separator
     return "\x1e".join([str(entered), *texts] if entered and texts else texts)
 

@@ -18,6 +18,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.protocol.attempt import Answered, Span
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
 from stepfleet.orchestrator.protocol.revision import price_of
 from stepfleet.orchestrator.records.usage import CacheUse, Spent
 from stepfleet.orchestrator.store.batches.batches import run_id_of
@@ -175,7 +176,10 @@ async def test_an_answer_is_lost_with_the_run_and_found_with_its_retry(
     claim = await desk.claim(run_id)
     attempt = called(claim, error=True)
     await desk.steps.journal(
-        claim, 0.1, response=attempt.response, losses=(price_of(1, USAGE, 0.25, "openai:none"),)
+        claim,
+        0.1,
+        response=attempt.response,
+        entries=CallEntries(price=price_of(1, USAGE, 0.25, "openai:none")),
     )
     await lose(desk, run_id)
     await fleet.runs.cancel(run_id)

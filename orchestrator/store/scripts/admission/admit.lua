@@ -33,8 +33,8 @@
 
 -- Lost workers may have paid for a step's call: each counts once, as it was estimated. The grant was for the last of
 -- them: the call in its place needs another one, and its request does not charge the loss again.
-local charged = {}
-local function lost(op)
+local act, charged = {}, {} -- `act` has what each operation does
+function act.lost(op)
   local held = grant_of(op.run)
   if not held or held.step ~= op.step then return 'none' end
   local times = op.crashes - (held.crashes or 0)
@@ -45,19 +45,21 @@ local function lost(op)
   return drop(op.run, op.step)
 end
 
+local ends = {}
+
 -- Whether an operation was applied before: its reply was lost.
-local function is_done(op)
-  return op.id and not redis.call('SET', prefix .. 'done:' .. op.id, '1', 'NX', 'EX', DONE_SECONDS)
+function ends.is_done(op)
+  return op.id and not redis.call('SET', prefix .. 'done:' .. op.id, '1', 'NX', 'EX', 300)
 end
 
-local function leave_line(run, step)
+function ends.leave_line(run, step)
   if lines_total > 0 and string.match(redis.call('HGET', waiting_key, run) or '', '^%d+') == tostring(step) then
     redis.call('HDEL', waiting_key, run)
   end
 end
 
 -- Ends the grant of an operation, and none that the step got since.
-local function end_grant(op, used, spent)
+function ends.end_grant(op, used, spent)
   local held = grant_of(op.run)
   if held and op.key and held.key and held.key ~= op.key then return 'none' end
   return drop(op.run, op.step, used, spent)
@@ -65,35 +67,35 @@ end
 
 -- A call whose grant is gone, because somebody has wiped the grants, is spent all the same; not where this may be the
 -- repetition of a settlement whose reply was lost.
-local function settle(op)
-  local word = end_grant(op, op.amounts, op.spent)
+function act.settle(op)
+  local word = ends.end_grant(op, op.amounts, op.spent)
   if word == 'none' and not op.repeated then
     for _, name in ipairs(op.spent and op.names or {}) do budget.spend(name, op.spent) end
-    leave_line(op.run, op.step)
+    ends.leave_line(op.run, op.step)
   end
   return word
 end
 
-local function refund(op)
-  local word = end_grant(op, {})
-  if not op.repeated then leave_line(op.run, op.step) end
+function act.refund(op)
+  local word = ends.end_grant(op, {})
+  if not op.repeated then ends.leave_line(op.run, op.step) end
   return word
 end
 
 -- Ends the grant of an earlier call of the step, to another model.
-local function turn_to_model(op)
+function ends.turn_to_model(op)
   local held = grant_of(op.run)
   if held and held.step == op.step and held.of == op.of then return end
   if op.ended then
     op.ended.repeated = op.repeated
-    settle(op.ended)
+    act.settle(op.ended)
   elseif held and held.step == op.step then
     drop(op.run, op.step)
   end
 end
 
-local function ask(op)
-  turn_to_model(op)
+function act.ask(op)
+  ends.turn_to_model(op)
   local held = grant_of(op.run)
   if held and held.step == op.step then
     held.till, held.again, held.key = now + lease, nil, op.key
@@ -108,7 +110,7 @@ local function ask(op)
     key = op.key }
   local line = e.names[1]
   load(e.names)
-  if op.lost and not charged[op.run] and not is_done(op) then
+  if op.lost and not charged[op.run] and not ends.is_done(op) then
     for _, name in ipairs(e.names) do budget.spend(name, e.amounts) end
   end
   local over = budget.over(e.names, e.amounts)
@@ -140,8 +142,8 @@ local function ask(op)
   return 'waits'
 end
 
-local function charge(op)
-  if is_done(op) then return 'done' end
+function act.charge(op)
+  if ends.is_done(op) then return 'done' end
   for _, name in ipairs(op.names) do
     local s, m = states[name], measures[name]
     for kind in pairs(m.rates) do s[kind] = s[kind] - amount(op.amounts or {}, kind) end
@@ -207,6 +209,19 @@ local function look_at_grants(state)
   end_round(state, page[1])
 end
 
+function act.renew(op)
+  local held = grant_of(op.run)
+  if not held or held.step ~= op.step then return 'none' end
+  held.till, held.again = now + lease, nil
+  set_grant(op.run, held)
+  return 'done'
+end
+
+function act.tick()
+  look_at_grants(own)
+  return 'done'
+end
+
 -- ------------------------------------------------------------------ the call
 
 local ops = cjson.decode(ARGV[3])
@@ -224,36 +239,8 @@ if #runs > 0 then
 end
 local version, turn_text = load(names, { 'version' }, { '*', '*turn' })
 local results = {}
-for i, op in ipairs(ops) do
-  if op.op == 'try' or op.op == 'ask' or op.op == 'again' then
-    results[i] = ask(op)
-  elseif op.op == 'settle' then
-    results[i] = settle(op)
-  elseif op.op == 'refund' then
-    results[i] = refund(op)
-  elseif op.op == 'throttled' then
-    results[i] = throttled(op)
-  elseif op.op == 'headers' then
-    results[i] = headers(op)
-  elseif op.op == 'charge' then
-    results[i] = charge(op)
-  elseif op.op == 'lost' then
-    results[i] = lost(op)
-  elseif op.op == 'base' then
-    results[i] = base(op)
-  elseif op.op == 'renew' then
-    local held = grant_of(op.run)
-    results[i] = 'none'
-    if held and held.step == op.step then
-      held.till, held.again = now + lease, nil
-      set_grant(op.run, held)
-      results[i] = 'done'
-    end
-  else
-    look_at_grants(own)
-    results[i] = 'done'
-  end
-end
+act.try, act.again, act.throttled, act.headers, act.base = act.ask, act.ask, throttled, headers, base
+for i, op in ipairs(ops) do results[i] = act[op.op](op) end
 local waiting_total = 0
 if lines_total > 0 or #queue > 0 or next(counts_changed) then
   begin_looks(own, version or '')

@@ -8,7 +8,7 @@ local clock = redis.call('TIME')
 local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
 local MOST_LOOKS, MOST_ADMITTED, MOST_LINES = 128, 64, 32
 local MOST_TENANTS, MOST_FLOWS = 32, 12
-local SECOND_LIFE, TURN, SOON, IDLE, DONE_SECONDS = 1000, 500, 50, 600000, 300
+local SECOND_LIFE, TURN, SOON, IDLE = 1000, 500, 50, 600000
 local CLASS, FAIR = 1000000000000000, 8
 local SEP = '\31'
 local EACH = { tenant = true, batch = true, agent = true, run = true }
