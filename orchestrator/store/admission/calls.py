@@ -157,8 +157,7 @@ class Grant:
     """The permission of one step to call its model. It waited for `waited` seconds, for `why`.
 
     `crashes` workers had been lost with the step before; `of` names the model where it is not the
-    agent's first. With `left` nobody has renewed it for the time of a lease. `key` tells it from
-    others of the step.
+    agent's first. `key` tells it from others of the step.
     """
 
     step: int
@@ -166,7 +165,6 @@ class Grant:
     why: str = ""
     crashes: int = 0
     of: str = ""
-    left: bool = False
     key: str = ""
 
     @classmethod
@@ -180,7 +178,6 @@ class Grant:
                 stored.get("why") or "",
                 stored.get("crashes") or 0,
                 stored.get("of") or "",
-                bool(stored.get("again")),
                 stored.get("key") or "",
             )
         return None

@@ -109,8 +109,7 @@ class AdmittedSteps:
         grant = Grant.loaded(await reading) if reading else None
         if isinstance(claim, Refusal):
             if grant is not None and grant.step == hint.step and claim.why in _OVER:
-                if (operation := await self._unused(hint, grant)) is not None:
-                    await gate.call(operation)
+                await gate.call(await self._unused(hint, grant))
                 await self._store.unshelve(hint.run_id)
             return claim
         if claim.journal.response is not None:
@@ -120,15 +119,14 @@ class AdmittedSteps:
             return replace(claim, exhausted=over)
         return claim if request is None else await self._admitted(claim, request, grant)
 
-    async def _unused(self, hint: StepHint, grant: Grant) -> Operation | None:
-        """Return what ends the grant of a step that nobody may take; None where others will.
+    async def _unused(self, hint: StepHint, grant: Grant) -> Operation:
+        """Return what ends the grant of a step that nobody may take.
 
-        An answer was paid for: whoever has committed it settles it, unless that worker is lost. So
-        were the calls of lost workers, perhaps.
+        An answer was paid for; so were the calls of lost workers, perhaps.
         """
         is_answered, crashes = await self._store.known_of(hint)
-        if is_answered:
-            return settling(hint, key=grant.key) if grant.left else None
+        if is_answered:  # whoever has committed it may be about to settle it, or is lost
+            return settling(hint, key=grant.key) | {"other": 1}
         if crashes > grant.crashes:
             return losing(hint, crashes)
         return refunding(hint, grant.key)

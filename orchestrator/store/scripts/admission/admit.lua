@@ -9,7 +9,8 @@
 --                     `key` tells its grant from others of the step: what ends a grant names it
 --   settle, refund    run, step, amounts: ends a grant; the difference to what was reserved is charged, or all given back,
 --                     then a place in the line too, as where there is no grant any more
---                     `spent` of budgets; `names` where there may be no grant any more
+--                     `spent` of budgets; `names` where there may be no grant any more; with `other` the caller did not use
+--                     the grant, and whoever did may settle it yet
 --   lost              run, step, crashes: workers that were lost with that step may have made its call: its grant ends
 --   renew             run, step: a grant of a step that is under way goes on
 --   charge            names, amounts, spent: what was made under other limits than its step's grant has
@@ -65,13 +66,26 @@ function ends.end_grant(op, used, spent)
   return drop(op.run, op.step, used, spent)
 end
 
--- A call whose grant is gone, because somebody has wiped the grants, is spent all the same; not where this may be the
--- repetition of a settlement whose reply was lost.
+-- What a settlement spends whose grant is gone: somebody has wiped the grants, or has ended this one as it was reserved.
+function ends.left_to_spend(op)
+  local before = op.key and decoded(redis.call('GET', prefix .. 'ended:' .. op.key) or nil)
+  if not before then return op.spent end
+  local left = {}
+  for _, kind in ipairs(QUOTA_KINDS) do left[kind] = (tonumber(op.spent[kind]) or 0) - (tonumber(before[kind]) or 0) end
+  return left
+end
+
+-- A call whose grant is gone is spent all the same; not where this may be the repetition of a settlement whose reply was
+-- lost.
 function act.settle(op)
+  local held = grant_of(op.run)
   local word = ends.end_grant(op, op.amounts, op.spent)
   if word == 'none' and not op.repeated then
-    for _, name in ipairs(op.spent and op.names or {}) do budget.spend(name, op.spent) end
+    local spent = op.spent and ends.left_to_spend(op)
+    for _, name in ipairs(spent and op.names or {}) do budget.spend(name, spent) end
     ends.leave_line(op.run, op.step)
+  elseif word == 'done' and op.other and held.key then
+    redis.call('SET', prefix .. 'ended:' .. held.key, cjson.encode(held.amounts), 'EX', 300)
   end
   return word
 end
