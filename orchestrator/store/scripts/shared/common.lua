@@ -78,7 +78,7 @@ local function note_lost(batch, entry, text)
   local is_free = string.find(text, '"kind":"deferred"', 1, true) and not string.find(text, '"ambiguous":true', 1, true)
   if is_free and redis.call('HLEN', lost_key) >= MOST_LOST then entry = 'deferred' end
   local before = not is_free and redis.call('HGET', lost_key, entry)
-  local agent = may_be_paid(text) and known_agent(entry, before)
+  local agent = (before or may_be_paid(text)) and known_agent(entry, before)
   text = '{"at_ms":' .. digits(now_ms()) .. (agent and ',"agent":' .. cjson.encode(agent) or '') .. ',' .. string.sub(text, 2)
   if redis.call('HSET', lost_key, entry, text) == 1 then count(batch, 'lost', 1) end
   if before then account(batch, entry, before, -1) end
