@@ -104,7 +104,8 @@ class ModelError(AgentException):
     failed, so that it may charge for it: the approximate number of tokens that had arrived;
     `usage` is the usage that it reported, if any. The worker adds `model`, the full name of the one
     that was called, `spent`, `outage`: the circuits that are open, and `finish_reason` where the
-    model had ended an answer that is none.
+    model had ended an answer that is none. `unsent` is set where it did not make the call,
+    `entered` where the ledger has what it may have cost.
     """
 
     code = ModelErrorCode.OTHER.value
@@ -127,6 +128,8 @@ class ModelError(AgentException):
         self.spent: Spent | None = None
         self.outage: tuple[str, ...] = ()
         self.finish_reason: FinishReason | None = None
+        self.unsent = False
+        self.entered = False
         if code is not None:
             self.code = code.value
 
@@ -139,7 +142,8 @@ class ModelError(AgentException):
 class RateLimitError(ModelError):
     """The provider refuses for now (429).
 
-    `unsent` is set where the worker did not make the call: others had just been refused.
+    `unsent` is set where the worker did not make the call: others had just been refused, or the
+    model's limits have no room.
     """
 
     code = ModelErrorCode.RATE_LIMIT.value
@@ -147,7 +151,6 @@ class RateLimitError(ModelError):
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message, retryable=True, retry_after=retry_after)
-        self.unsent = False
 
 
 class ContextWindowError(ModelError):

@@ -15,6 +15,7 @@ from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
+from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
 from stepfleet.orchestrator.records.calls.answers import Awaited, RunEnd
@@ -26,7 +27,12 @@ from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
-from stepfleet.worker.leases.lease import AnyLease
+from stepfleet.worker.leases.lease import AnyLease, Lease
+
+Call = Callable[[ModelRequest], Awaitable[LLMResponse]]
+"""Makes a model call. Raises `ModelError`."""
+Around = Callable[[Call], Call]
+"""Goes around a call of a provider."""
 
 
 class Store(Protocol):
@@ -44,7 +50,7 @@ class Store(Protocol):
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
-        losses: tuple[LostAttempt, ...] = (),
+        entries: CallEntries = NO_ENTRIES,
     ) -> Held:
         """Renew the lease and note what must not be done twice."""
 
@@ -99,14 +105,14 @@ class AgentCode(Protocol):
     def memory_policy(self, reference: str) -> CustomPolicy:
         """Return its own memory policy. Raises `AgentMemoryError` where it has no such one."""
 
-    def call_for(self, claim: Claim) -> Callable[[ModelRequest], Awaitable[LLMResponse]]:
+    def call_for(self, claim: Claim, made: Around) -> Call:
         """Return what makes the model calls of that step: `generate`, streamed to subscribers."""
 
     def starts_for(self, work: Claim | TakenCall) -> Callable[[ToolCall, datetime], None] | None:
         """Return what announces that a tool call starts, and when; None if nobody listens."""
 
-    async def generate(self, request: ModelRequest) -> LLMResponse:
-        """Make one model call. Raises `ModelError`."""
+    async def generate(self, request: ModelRequest, *, made: Around) -> LLMResponse:
+        """Make one model call; `made` goes around that of the provider. Raises `ModelError`."""
 
     def service(self, request: ModelRequest) -> str:
         """Return the name of what answers the request: an address and a model."""
@@ -216,7 +222,8 @@ class Ports:
     another run or a person, and returns after how many seconds it is to be looked at again, if it
     has no answer by then;
     `successor` returns the stored configuration of the agent that goes on with a run, by its name,
-    and raises `ConfigurationError` where nobody knows it.
+    and raises `ConfigurationError` where nobody knows it; `admit` has a step call a model under
+    that one's own limits, and raises `ModelError` where these have no room.
     """
 
     store: Store
@@ -241,6 +248,7 @@ class Ports:
     stop_run: Callable[[str, str], Awaitable[RunEnd | None]] | None = None
     attend: Callable[[TakenCall, Awaited, AgentCode], Awaitable[float]] | None = None
     successor: Callable[[str], Awaitable[AgentConfig]] | None = None
+    admit: Callable[[Lease, str], Awaitable[None]] | None = None
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Claim a step by the store, seen by the observers. Raises `StoreError`."""

@@ -16,9 +16,9 @@ from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.holding import held, holding_error
-from stepfleet.orchestrator.protocol.lost_attempts import of_failed_calls
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed
+from stepfleet.worker.attempt.made_calls import in_vain
 from stepfleet.worker.attempt.model_call import (
     broken_off,
     call_model,
@@ -159,9 +159,8 @@ async def commit(
         error = holding_error(claim, attempt, verdict)
         if error and ports.hold and (number := await ports.hold(claim, error)):
             verdict, events = held(claim, number), Events([])
-        if lease.failed:
-            failed = of_failed_calls(claim.number, (call for _, call in lease.failed))
-            verdict = replace(verdict, failed=failed)
+        if failed := in_vain(attempt, verdict, lease, ports):
+            verdict = replace(verdict, failed=failed, entered=lease.entered)
         if guess := guessed(claim, attempt, verdict, ports):
             verdict = replace(verdict, guess=guess)
         done = await ports.commit(claim, verdict, events)

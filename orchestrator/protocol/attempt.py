@@ -55,7 +55,8 @@ class Failed:
     (429), which costs time but no attempt; `retry_after` is the provider's wish in seconds and
     `refused` the model. `remembered` is memory work that was paid for before it failed. `spent` is
     set where the provider may charge for the call itself. `outage` names the circuits of services
-    that are out, where no other model could answer. With `unsent` the call was not made.
+    that are out, where no other model could answer. With `unsent` the call was not made. `entered`
+    is set where no call is open: the ledger has what it may have cost, or none was made.
     `finish_reason` is set where the model had ended an answer that is none.
     """
 
@@ -70,6 +71,7 @@ class Failed:
     refused: str = ""
     unsent: bool = False
     finish_reason: FinishReason | None = None
+    entered: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Attempts at a step that are not committed: what they took, and what may have been paid. Pure."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 
 from stepfleet.orchestrator.protocol.attempt import Answered, Failed, Interrupted
 from stepfleet.orchestrator.protocol.claim import Claim
@@ -12,6 +13,21 @@ from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.usage import FailedCall, UsageStats, sum_usd
 
 
+@dataclass(frozen=True, slots=True)
+class CallEntries:
+    """The ledger's entries that are journaled: of `failed` calls, behind `entered` of this claim.
+
+    `price` is that of the response which is journaled with them, for where it is not used.
+    """
+
+    failed: tuple[LostAttempt, ...] = ()
+    entered: int = 0
+    price: LostAttempt | None = None
+
+
+NO_ENTRIES = CallEntries()
+
+
 def lost_attempt(
     claim: Claim, attempt: Failed | Interrupted, kind: LostKind, reason: str | None = None
 ) -> LostAttempt:
@@ -19,7 +35,11 @@ def lost_attempt(
     unanswered = (
         isinstance(attempt, Interrupted) and attempt.response is None and not attempt.unsent
     )
-    timed_out = isinstance(attempt, Failed) and attempt.error.type is ErrorType.TIMEOUT
+    timed_out = (
+        isinstance(attempt, Failed)
+        and attempt.error.type is ErrorType.TIMEOUT
+        and not attempt.entered
+    )
     spent = attempt.spent if isinstance(attempt, Failed) else None
     return LostAttempt(
         kind=kind,
@@ -65,16 +85,17 @@ def in_vain(claim: Claim, attempt: Answered | Failed | Interrupted) -> LostAttem
 
 
 def of_failed_calls(step: int, calls: Iterable[FailedCall]) -> tuple[LostAttempt, ...]:
-    """Return the ledger's entries of calls of `step` (from 1) that other models were called after.
+    """Return the ledger's entries of further calls of `step` (from 1): others were made after them.
 
-    One for each that may have been paid for, under its own model.
+    One for each that may have been paid for, under its own model. Answers that nobody used have a
+    known price.
     """
     return tuple(
         LostAttempt(
             kind=LostKind.FAILED,
             step=step,
             seconds=0.0,  # the step has them
-            ambiguous=True,
+            ambiguous=one.ambiguous,
             tokens=one.tokens,
             cost_usd=one.cost_usd if one.tokens else None,
             estimated=one.tokens > 0 and one.estimated,
@@ -83,7 +104,7 @@ def of_failed_calls(step: int, calls: Iterable[FailedCall]) -> tuple[LostAttempt
             usage=one.usage,
         )
         for one in calls
-        if one.ambiguous
+        if one.ambiguous or one.tokens
     )
 
 

@@ -82,16 +82,16 @@ class Move(StrEnum):
 class Verdict:
     """What the commit writes.
 
-    `logged` is None for an attempt without a step. `delay` is in seconds. `lost` is paid work
-    that is dropped now; `dropped` is the entry for a commit that comes too late; `failed` has those
-    of calls that failed before another model was called. `attempt` and `limited` are the price of a
-    retry. `waiting` is set when the step waits for tool calls; then `lost` is the entry for a wait
-    that is ended from outside. `guess` has the prices of calls of this step whose answers were
-    lost, where these were not known before: one for each model, the first also for calls whose
-    model is not known. `hold` is the number of the request that holds the run's batch. `outage` is
-    set when the step waits for services that are out. `refused` names the model where its provider
-    refused the call for now (429), then `retry_after` is its wish in seconds; with `unsent` the
-    call was not made, since others of the model had just been refused.
+    `logged` is None for an attempt without a step. `delay` is in seconds. `lost` is paid work that
+    is dropped now; `dropped` is the entry for a commit that comes too late; `failed` has those of
+    the attempt's further calls, behind the `entered` that it has noted before. `attempt` and
+    `limited` are the price of a retry. `waiting` is set when the step waits for tool calls; then
+    `lost` is the entry for a wait that is ended from outside. `guess` has the prices of calls of
+    this step whose answers were lost, where these were not known before: one for each model, the
+    first also for calls whose model is not known. `hold` is the number of the request that holds
+    the run's batch. `outage` is set when the step waits for services that are out. `refused` names
+    the model where its provider refused the call for now (429), then `retry_after` is its wish in
+    seconds; with `unsent` the call was not made, since others of the model had just been refused.
     """
 
     move: Move
@@ -106,6 +106,7 @@ class Verdict:
     lost: LostAttempt | None = None
     dropped: LostAttempt | None = None
     failed: tuple[LostAttempt, ...] = ()
+    entered: int = 0
     guess: tuple[Spent, ...] = ()
     failure: ErrorInfo | None = None
     waiting: Waiting | None = None
@@ -303,6 +304,7 @@ def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
         attempt=not failed.limited,
         limited=failed.limited,
         lost=lost_attempt(claim, failed, LostKind.DEFERRED, reason=failed.error.message),
+        dropped=lost_attempt(claim, failed, LostKind.LATE),
         refused=failed.refused or claim.config.model
         if failed.error.type is ErrorType.RATE_LIMIT
         else "",

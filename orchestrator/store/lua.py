@@ -18,7 +18,19 @@ from stepfleet.orchestrator.store.records.codec import check_version
 
 STANDALONE = frozenset(
     {
-        *("aside", "ask", "cache", "circuit", "costs", "courier", "expire", "feed", "flag", "hold"),
+        *(
+            "aside",
+            "ask",
+            "cache",
+            "circuit",
+            "costs",
+            "costs_of",
+            "courier",
+            "expire",
+            "feed",
+            "flag",
+            "hold",
+        ),
         *(
             "list",
             "replace",

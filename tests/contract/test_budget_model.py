@@ -214,8 +214,8 @@ BUGS = {
         "budget.spend(name, used)",
     ),
     "a refund is spent": (
-        "drop(op.run, op.step, {})",
-        "drop(op.run, op.step, grants[op.run].amounts)",
+        "ends.end_grant(op, {})",
+        "ends.end_grant(op, grants[op.run].amounts)",
     ),
     "a lost call is free": (
         "return drop(op.run, op.step)\nend",

@@ -23,11 +23,17 @@ from stepfleet.orchestrator.tools import Tool, ToolRegistry, tool_catalog
 from stepfleet.orchestrator.tools.middleware import through_model
 from stepfleet.worker.agents.mcp_sources import Sources
 from stepfleet.worker.agents.response_cache import ResponseCache
-from stepfleet.worker.agents.streaming import Call, Generate, Started, Streaming
+from stepfleet.worker.agents.streaming import Generate, Started, Streaming
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models import Models
+from stepfleet.worker.ports import Around, Call
 
 log = logging.getLogger(__name__)
+
+
+def _as_it_is(call: Call) -> Call:
+    return call
+
 
 WORKERS_OWN = ("base_url", "api_key_env", "organization")
 
@@ -98,11 +104,11 @@ class LocalAgent:
         self._criteria = criteria_of(config, self._agent, reasoner)
         self._config, self._reasoner = config, reasoner
 
-    def call_for(self, claim: Claim) -> Call:
+    def call_for(self, claim: Claim, made: Around) -> Call:
         """Return what makes the model calls of a step, and streams them."""
-        generate: Generate = self.generate
+        generate: Generate = partial(self.generate, made=made)
         if (policy := claim.config.cache) and any(map(policy.covers, claim.config.models)):
-            generate = partial(self.generate, config=claim.config)
+            generate = partial(self.generate, config=claim.config, made=made)
         if self._streaming is None:
             return generate
         return self._streaming.call_for(claim, self._agent.subscribers, generate)
@@ -118,30 +124,29 @@ class LocalAgent:
         request: ModelRequest,
         on_text: Callable[[str], None] | None = None,
         config: AgentConfig | None = None,
+        *,
+        made: Around = _as_it_is,
     ) -> LLMResponse:
         """Make one call by the agent's own model object, or by the provider it names.
 
         With the `config` of a run that has a cache policy the answer may be a kept one. This
-        worker's code decides which key is sent and where, never the store.
+        worker's code decides which key is sent and where, never the store. `made` goes around each
+        call of the provider, inside of the cache and of middleware.
         """
+        once = partial(self._generate, on_text=on_text, config=config, made=made)
         if self._agent.middleware:
-            return await self._through_middleware(request, on_text, config)
-        return await self._generate(request, on_text, config)
+            return await self._through_middleware(request, once)
+        return await once(request)
 
-    async def _through_middleware(
-        self,
-        request: ModelRequest,
-        on_text: Callable[[str], None] | None,
-        config: AgentConfig | None,
-    ) -> LLMResponse:
+    async def _through_middleware(self, request: ModelRequest, once: Call) -> LLMResponse:
         answered: list[LLMResponse] = []
 
-        async def once(request: ModelRequest) -> LLMResponse:
-            answered.append(await self._generate(request, on_text, config))
+        async def noted(request: ModelRequest) -> LLMResponse:
+            answered.append(await once(request))
             return answered[-1]
 
         try:
-            return storable(await through_model(self._agent.middleware, request, once))
+            return storable(await through_model(self._agent.middleware, request, noted))
         except Exception:
             for one in answered:  # what middleware refuses must not be the answer once more
                 if one.cache is not None:
@@ -163,15 +168,17 @@ class LocalAgent:
     async def _generate(
         self,
         request: ModelRequest,
+        *,
         on_text: Callable[[str], None] | None,
         config: AgentConfig | None,
+        made: Around,
     ) -> LLMResponse:
         trusted = request.model_copy(update={"settings": self._trusted(request.settings)})
         llm = self._agent.llm
         policy = config.cache if config else None
+        call = made(partial(self._models.generate, llm=llm, on_text=on_text))
         if not config or not policy or not self._cache or not policy.covers(request.model):
-            return await self._models.generate(trusted, llm=llm, on_text=on_text)
-        call = partial(self._models.generate, llm=llm, on_text=on_text)
+            return await call(trusted)
         return await self._cache.answer(trusted, config, call, llm=llm, on_text=on_text)
 
     def _trusted(self, settings: ModelSettings) -> ModelSettings:

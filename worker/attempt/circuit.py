@@ -5,8 +5,7 @@ from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.outage import circuit_id
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.worker.attempt.fallback import Ask
-from stepfleet.worker.ports import AgentCode, Circuits, Ports
+from stepfleet.worker.ports import AgentCode, Call, Circuits, Ports
 
 _OF_A_SERVICE = {
     ModelErrorCode.CONNECTION_ERROR,
@@ -27,7 +26,7 @@ def counts(error: ModelError) -> bool:
     return error.retryable and error.code in _OF_A_SERVICE and not own
 
 
-def behind_circuit(claim: Claim, agent: AgentCode, ports: Ports, ask: Ask) -> Ask:
+def behind_circuit(claim: Claim, agent: AgentCode, ports: Ports, ask: Call) -> Call:
     """Return `ask` behind the circuits of the services that it calls."""
     circuits = ports.circuits
     if circuits is None:
@@ -43,7 +42,7 @@ def behind_circuit(claim: Claim, agent: AgentCode, ports: Ports, ask: Ask) -> As
             if counts(error):
                 of = await circuits.failed(agent.service(request), claim.run_id, error)
                 error.outage = (of,) if of else ()
-            elif circuits.watched and error.code in _FROM_A_SERVICE:
+            elif circuits.watched and error.code in _FROM_A_SERVICE and not error.unsent:
                 await circuits.answered(agent.service(request))
             raise
         if circuits.watched and not (response.cache and response.cache.hit):

@@ -2,10 +2,11 @@
 
 A model is out after a connection failure, a server error or a timeout. Refusals of the request
 itself (a key, a model's name, an argument, content) pass to no other model: they are mistakes of
-the configuration, and the next model's answer would hide them. Nor does a rate limit.
+the configuration, and the next model's answer would hide them. Nor does a rate limit. A further
+model whose own budget is spent is passed over.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError
@@ -14,8 +15,8 @@ from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import Fallback
 from stepfleet.worker.attempt.usage import failed_call
+from stepfleet.worker.ports import Call
 
-Ask = Callable[[ModelRequest], Awaitable[LLMResponse]]
 Shorten = Callable[[ModelRequest, ContextWindowError], ModelRequest | None]
 
 _OUTAGES = {
@@ -32,19 +33,23 @@ def is_outage(error: ModelError) -> bool:
     return error.retryable and error.code in _OUTAGES
 
 
+def _has_no_budget(error: ModelError) -> bool:
+    return error.unsent and not error.retryable
+
+
 @dataclass
 class _Tries:
     """What became of the models that did not answer."""
 
     failed: list[tuple[ModelRequest, ModelError]] = field(default_factory=list)
 
-    async def of(self, ask: Ask, request: ModelRequest) -> LLMResponse | None:
+    async def of(self, ask: Call, request: ModelRequest) -> LLMResponse | None:
         """Return the answer, None where the next model is to be called. Raises `ModelError`."""
         try:
             return await ask(request)
         except ModelError as error:
             self.failed.append((request, error))
-            if isinstance(error, ContextWindowError) or is_outage(error):
+            if isinstance(error, ContextWindowError) or is_outage(error) or _has_no_budget(error):
                 return None
             if len(self.failed) == 1:
                 raise
@@ -76,7 +81,7 @@ class _Tries:
 
 
 async def first_answer(
-    request: ModelRequest, models: tuple[str, ...], ask: Ask, shorten: Shorten
+    request: ModelRequest, models: tuple[str, ...], ask: Call, shorten: Shorten
 ) -> tuple[LLMResponse, ModelRequest]:
     """Return the answer of the first of `models` that gives one, and the request of that call.
 

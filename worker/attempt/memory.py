@@ -5,11 +5,13 @@ it before anything else may fail, so that it is paid for once.
 """
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from stepfleet.orchestrator.errors import AgentMemoryError, ContextWindowError
 from stepfleet.orchestrator.memory.custom import chosen
+from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.memory.summary import LONGEST_MESSAGE, summary_request
 from stepfleet.orchestrator.memory.window import History, advance, shown, token_budget
@@ -19,10 +21,11 @@ from stepfleet.orchestrator.records.memory_window import Remembered, Summary, Wi
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.attempt.circuit import behind_circuit
-from stepfleet.worker.attempt.fallback import Ask, first_answer
-from stepfleet.worker.attempt.usage import answer_of, call_cost
+from stepfleet.worker.attempt.fallback import first_answer
+from stepfleet.worker.attempt.made_calls import is_used, made_by
+from stepfleet.worker.attempt.usage import call_cost, counted
 from stepfleet.worker.leases.lease import Lease
-from stepfleet.worker.ports import AgentCode, Ports
+from stepfleet.worker.ports import AgentCode, Call, Ports
 
 SHORTER = 8
 """By how much messages are shortened for a summary that was too long for its model."""
@@ -52,9 +55,9 @@ async def assemble_memory(
     if remembered is None and window != before:
         remembered = Remembered(window=window)
         if policy.summarize_after is not None:
-            lease.called = True
-            remembered = await _summarized(claim, history, window, agent, lease, ports)
+            response, remembered = await _summarized(claim, history, window, agent, lease, ports)
             await _note(claim, remembered, lease, ports)
+            is_used(lease, response, ports)
             window = remembered.window
     if remembered and remembered.summary:
         history = replace(history, summary=remembered.summary)
@@ -66,12 +69,11 @@ async def assemble_memory(
 
 async def _summarized(
     claim: Claim, history: History, window: Window, agent: AgentCode, lease: Lease, ports: Ports
-) -> Remembered:
+) -> tuple[LLMResponse, Remembered]:
     before = claim.state.window.since if claim.state.window else 0
-    ask = behind_circuit(
-        claim, agent, ports, partial(answer_of, claim, agent.generate, lease, ports)
-    )
-    response = await _ask(claim, history, history.between(before, window.since), ask)
+    generate = partial(agent.generate, made=made_by(lease, ports))
+    ask = behind_circuit(claim, agent, ports, generate)
+    response = await _ask(claim, history, history.between(before, window.since), ask, ports.tokens)
     if not response.content.strip():
         raise AgentMemoryError("the model returned an empty summary of the conversation")
     model = response.fallback.model if response.fallback else _models(claim)[0]
@@ -83,14 +85,16 @@ async def _summarized(
         usage_reported=response.usage is not None and not response.usage_estimated,
         cost_usd=call_cost(response, model, claim.config, ports),
     )
-    return Remembered(window=window.model_copy(update={"summary": claim.step}), summary=summary)
+    window = window.model_copy(update={"summary": claim.step})
+    return response, Remembered(window=window, summary=summary)
 
 
 async def _ask(
     claim: Claim,
     history: History,
     messages: tuple[Message, ...],
-    ask: Ask,
+    ask: Call,
+    count: Callable[[str], Count],
 ) -> LLMResponse:
     models = _models(claim)
     earlier = history.summary.text if history.summary else None
@@ -101,7 +105,8 @@ async def _ask(
         return summary_request(request.model, settings, earlier, messages, longest)
 
     request = summary_request(models[0], settings, earlier, messages)
-    return (await first_answer(request, models, ask, shorter))[0]
+    response, sent = await first_answer(request, models, ask, shorter)
+    return counted(response, sent, count(sent.model))
 
 
 def _models(claim: Claim) -> tuple[str, ...]:

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from functools import partial
 
 from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.errors import (
@@ -37,9 +36,10 @@ from stepfleet.orchestrator.records.usage import Spent
 from stepfleet.orchestrator.tools import ToolRegistry, ToolSourceError
 from stepfleet.worker.attempt.circuit import behind_circuit
 from stepfleet.worker.attempt.fallback import first_answer, pruned
+from stepfleet.worker.attempt.made_calls import made_by
 from stepfleet.worker.attempt.memory import assemble_memory
 from stepfleet.worker.attempt.sanitize import storable
-from stepfleet.worker.attempt.usage import answer_of, call_cost, usage_of
+from stepfleet.worker.attempt.usage import call_cost, counted, usage_of
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.toolbox.failure_log import log_failure
@@ -87,11 +87,9 @@ async def call_model(
     if reasoner:
         request = await reasoner.prepare(request, claim.state)
     ports.crash("during-call")
-    lease.called = True
-    ask = behind_circuit(
-        claim, agent, ports, partial(answer_of, claim, agent.call_for(claim), lease, ports)
-    )
+    ask = behind_circuit(claim, agent, ports, agent.call_for(claim, made_by(lease, ports)))
     response, sent = await first_answer(request, claim.config.models, ask, pruned)
+    response = counted(response, sent, ports.tokens(sent.model))
     # The size that a fallback takes is no limit of the model that is called first.
     if sent.messages is not request.messages and sent.model == request.model:
         remembered = _with_limit(claim, remembered, sent, ports)
@@ -142,7 +140,8 @@ def _failure(error: Exception, span: Span) -> Failed:
                 error.to_info(),
                 transient=error.retryable,
                 retry_after=error.retry_after,
-                spent=error.spent,
+                spent=None if error.entered else error.spent,
+                entered=error.entered,
                 outage=error.outage,
                 finish_reason=error.finish_reason,
             )
@@ -185,7 +184,8 @@ def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:
     claim = lease.claim
     log.warning("step %d of run %s was broken off: %s", claim.number, claim.run_id, message)
     error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message, retryable=True)
-    return Failed(lease.span, error, transient=True, remembered=lease.remembered)
+    is_over = not lease.called
+    return Failed(lease.span, error, transient=True, remembered=lease.remembered, entered=is_over)
 
 
 def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> tuple[Spent, ...]:

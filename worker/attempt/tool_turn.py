@@ -20,7 +20,7 @@ from stepfleet.orchestrator.protocol.attempt import (
     waited_in_vain,
 )
 from stepfleet.orchestrator.protocol.claim import Claim, Want
-from stepfleet.orchestrator.protocol.lost_attempts import of_failed_calls
+from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES
 from stepfleet.orchestrator.protocol.revision import price_of
 from stepfleet.orchestrator.protocol.transfer import (
     Transfer,
@@ -37,6 +37,7 @@ from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.steps import FinishReason, HandedOver, Progress
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.time_limit import run_check
+from stepfleet.worker.attempt.made_calls import entries_with, is_journaled
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.attempt.tool_call import attempt_call
 from stepfleet.worker.attempt.usage import call_cost
@@ -332,16 +333,19 @@ class ToolTurn:
         results = {i: self.records[i] for i in self.records if i not in self._journaled}
         self.ports.crash("before-journal")
         is_new = not self._response_known
+        entries = NO_ENTRIES
+        if is_new:
+            entries = entries_with(self.lease, self.response, self._price(), self.ports)
         held = await self.ports.store.journal(
             self.claim,
             self.lease.seconds,
             response=self.response if is_new else None,
             started=started,
             results=results,
-            losses=self._losses() if is_new else (),
+            entries=entries,
         )
         if is_new and held.ours:
-            self.lease.failed = []
+            is_journaled(self.lease, self.response, entries)
         self._noted |= is_new and held.ours
         self._response_known = True
         self._journaled |= set(results)
@@ -369,13 +373,12 @@ class ToolTurn:
         model = fallback.model if fallback else config.model
         return call_cost(self.response, model, config, self.ports)
 
-    def _losses(self) -> tuple[LostAttempt, ...]:
-        response, number = self.response, self.claim.number
-        failed = of_failed_calls(number, (call for _, call in self.lease.failed))
+    def _price(self) -> LostAttempt | None:
+        response = self.response
         if response.cache is not None and response.cache.hit:
-            return failed
+            return None
         model = response.model or bare_name(self.claim.config.model)
-        return (*failed, price_of(number, response.usage, self._cost(), model))
+        return price_of(self.claim.number, response.usage, self._cost(), model)
 
     def _outcome(self) -> _Outcome:
         progress, handled = self._progress, self._handled

@@ -4,8 +4,6 @@ So token limits and budgets bind on any server, and a call that failed while its
 working is listed with its estimated cost.
 """
 
-from collections.abc import Awaitable, Callable
-
 import orjson
 
 from stepfleet.orchestrator.agents.config import AgentConfig
@@ -13,12 +11,9 @@ from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import text_tokens
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
-from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import FailedCall, Spent, UsageStats, bounded_cost
-from stepfleet.worker.attempt.emptiness import no_answer
-from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import Ports
 
 LONGEST_COUNTED = 100_000
@@ -58,7 +53,7 @@ def spent_in_vain(
     return Spent(usage.total_tokens, cost, estimated, usage, bare_name(request.model))
 
 
-def _spent(
+def spent_on(
     response: LLMResponse, request: ModelRequest, config: AgentConfig, ports: Ports
 ) -> Spent:
     """Return what an answer that is none has cost: exactly that, where its usage was reported."""
@@ -82,33 +77,6 @@ def failed_call(request: ModelRequest, error: ModelError) -> FailedCall:
         estimated=spent.tokens > 0 and spent.estimated,
         usage=spent.usage,
     )
-
-
-async def answer_of(
-    claim: Claim,
-    ask: Callable[[ModelRequest], Awaitable[LLMResponse]],
-    lease: Lease,
-    ports: Ports,
-    request: ModelRequest,
-) -> LLMResponse:
-    """Return the answer with its usage, estimated where the provider reported none.
-
-    What a failed call may have cost is noted, also where its answer is none. Raises `ModelError`.
-    """
-    config = claim.config
-    try:
-        response = await ask(request)
-    except ModelError as error:
-        error.spent = spent_in_vain(error, request, config, ports)
-        lease.failed.append((error, failed_call(request, error)))
-        raise
-    response = counted(response, request, ports.tokens(request.model))
-    empty = no_answer(response, allowed=config.allow_empty_answer)
-    if empty is None:
-        return response
-    empty.spent = _spent(response, request, config, ports)
-    lease.failed.append((empty, failed_call(request, empty)))
-    raise empty
 
 
 def call_cost(response: LLMResponse, model_name: str, config: AgentConfig, ports: Ports) -> float:

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim, Held, StepHint, Want
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.usage import FailedCall
 from stepfleet.worker.engine.bridge import TERMINATED, TIME_IS_UP
 
@@ -111,8 +112,11 @@ class BaseLease:
 class Lease(BaseLease):
     """The lease of one step.
 
-    `remembered` is memory work that is journaled; `called` is set once a model is called. `failed`
-    has the calls that failed and are not in the ledger yet, with their errors.
+    `remembered` is memory work that is journaled; `called` is set while a model is called. `failed`
+    has the calls that failed and are not in the ledger yet, with their errors, `entered` is how
+    many it has; `answers` are paid ones that no record has yet, by the models that were called.
+    `journaled` is set once the newest of them is in the journal. `admitted` is the model that may
+    be called under the limits of the fleet, where it is not the agent's first.
     """
 
     def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
@@ -120,7 +124,11 @@ class Lease(BaseLease):
         self.claim = claim
         self.remembered = claim.journal.remembered
         self.called = False
-        self.failed: list[tuple[Exception, FailedCall]] = []
+        self.failed: list[tuple[Exception | None, FailedCall]] = []
+        self.entered = 0
+        self.answers: list[tuple[str, LLMResponse]] = []
+        self.journaled = False
+        self.admitted = ""
 
     @property
     def span(self) -> Span:

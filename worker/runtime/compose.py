@@ -88,8 +88,10 @@ class Collaborators:
         children = ChildRuns(opened, store, crash)
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
         cache = self._cache = ResponseCache(entries, cost)
+        steps = AdmittedSteps(store, gate, price_by(cost))
         return Ports(
-            store=AdmittedSteps(store, gate, price_by(cost)),
+            store=steps,
+            admit=steps.admit,
             calls=store.calls,
             agent=LocalAgents(self._agents, self._models, streaming, self._sources, cache).find,
             toolbox=self._toolbox,

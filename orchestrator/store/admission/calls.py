@@ -1,9 +1,10 @@
 """Calls of the admission script, bound to records."""
 
 import asyncio
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import orjson
@@ -32,7 +33,9 @@ TICK: Operation = {"op": "tick"}
 class Request:
     """A step that is to call its model: `names` are its limits, the first one is its line.
 
-    `crashes` workers were lost with it; with `lost` the newest of them has just been found.
+    `crashes` workers were lost with it; with `lost` the newest of them has just been found. `of`
+    names the model where it is not the agent's first. `key` tells its grant from others of the
+    step.
     """
 
     hint: StepHint
@@ -44,6 +47,8 @@ class Request:
     crashes: int = 0
     lost: bool = False
     priority: int = NORMAL
+    of: str = ""
+    key: str = field(default_factory=lambda: secrets.token_hex(4), compare=False)
 
     def operation(self, op: str) -> Operation:
         """Return the operation `try`, `ask` or `again` of the script."""
@@ -54,9 +59,15 @@ class Request:
             "names": self.names,
             "amounts": self.amounts.stored(),
             **({"crashes": self.crashes} if self.crashes else {}),
-            **({"lost": 1} if self.lost and op == "try" else {}),
+            **({"lost": 1, "id": _new_id()} if self.lost and op == "try" else {}),
+            **({"of": self.of} if self.of else {}),
+            "key": self.key,
             "class": 2 * self.priority + self.fresh,
         }
+
+    def after(self, ended: Operation) -> Operation:
+        """Return the operation `try` behind a call of another model, which `ended` settles."""
+        return self.operation("try") | {"ended": ended}
 
 
 def settling(
@@ -64,24 +75,24 @@ def settling(
     amounts: Amounts | None = None,
     spent: Spending | None = None,
     names: Collection[str] = (),
-    apart: Collection[str] = (),
+    key: str = "",
 ) -> Operation:
     """Return the operation that ends a grant; without `amounts` what was reserved is charged.
 
-    `spent` is what budgets are charged, but for those `apart`; with `names` also where there is no
-    grant any more.
+    `spent` is what budgets are charged; with `names` also where there is no grant any more. With a
+    `key` no other grant of the step is ended.
     """
-    operation = _of("settle", hint)
+    operation = _of("settle", hint, key)
     if amounts is not None:
         operation["amounts"] = amounts.stored()
     if spent is not None:
-        operation |= {"spent": spent.stored(), "names": tuple(names), "apart": tuple(apart)}
+        operation |= {"spent": spent.stored(), "names": tuple(names)}
     return operation
 
 
-def refunding(hint: StepHint) -> Operation:
-    """Return the operation that ends a grant and gives all of it back."""
-    return _of("refund", hint)
+def refunding(hint: StepHint, key: str = "") -> Operation:
+    """Return the operation that ends a grant, by its `key`, and gives all of it back."""
+    return _of("refund", hint, key)
 
 
 def renewing(hint: StepHint) -> Operation:
@@ -98,7 +109,7 @@ def charging(
     names: tuple[str, ...], amounts: Amounts | None, spent: Spending | None = None
 ) -> Operation:
     """Return the operation that charges limits of which the step has no grant."""
-    operation: Operation = {"op": "charge", "names": names}
+    operation: Operation = {"op": "charge", "names": names, "id": _new_id()}
     if amounts is not None:
         operation["amounts"] = amounts.stored()
     return operation if spent is None else operation | {"spent": spent.stored()}
@@ -143,18 +154,32 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """The permission of one step to call its model. It waited for `waited` seconds, for `why`."""
+    """The permission of one step to call its model. It waited for `waited` seconds, for `why`.
+
+    `crashes` workers had been lost with the step before; `of` names the model where it is not the
+    agent's first. `key` tells it from others of the step.
+    """
 
     step: int
     waited: float = 0.0
     why: str = ""
+    crashes: int = 0
+    of: str = ""
+    key: str = ""
 
     @classmethod
     def loaded(cls, text: str | None) -> "Grant | None":
         """Return what the script has stored; None for nothing, or what is no grant."""
         with suppress(ValueError, KeyError, TypeError, AttributeError):
             stored = orjson.loads(text or "{}")
-            return cls(stored["step"], stored.get("waited", 0) / 1000, stored.get("why") or "")
+            return cls(
+                stored["step"],
+                stored.get("waited", 0) / 1000,
+                stored.get("why") or "",
+                stored.get("crashes") or 0,
+                stored.get("of") or "",
+                stored.get("key") or "",
+            )
         return None
 
 
@@ -235,5 +260,10 @@ def _since(place: str | None) -> int:
     return -1
 
 
-def _of(op: str, hint: StepHint) -> Operation:
-    return {"op": op, "run": hint.run_id, "step": hint.step}
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _of(op: str, hint: StepHint, key: str = "") -> Operation:
+    named: Operation = {"op": op, "run": hint.run_id, "step": hint.step}
+    return named | {"key": key} if key else named

@@ -102,16 +102,17 @@ class BatchRequests:
     async def hold(self, batch_id: str, error: ErrorInfo, model: str, token: str, most: int) -> int:
         """Count a run that is about to end with a permanent error; hold the batch behind `most`.
 
-        Runs that end in another way between them reset the count. Returns 0 where the run may
+        Errors are alike where they differ in a few words. Runs that end in another way between them
+        reset the count. Returns 0 where the run may
         end, else the number of the request that holds the batch: then the run is to wait.
         """
         cause = cause_of(error, model)
         others = sum(map(_ended_otherwise, await self._batches.counters(batch_id)))
         held = BatchHold(runs=most, cause=cause, message=error.message[:LONGEST_MESSAGE])
         stored = [self._keys.manifest(batch_id)]
-        reply = await run_script(
-            self._connection, "hold", stored, cause.key, others, most, token, held.to_json()
-        )
+        place = cause.model_copy(update={"text": ""})
+        given = (place.key, others, most, token, held.to_json(), cause.text)
+        reply = await run_script(self._connection, "hold", stored, *given)
         number = int(reply[1])
         if reply[0] == "held":
             if reply[2]:  # whoever held the batch may have died

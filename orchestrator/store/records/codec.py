@@ -118,9 +118,10 @@ def stored_loss(lost: LostAttempt | None) -> str:
     return lost.to_json() if lost else ""
 
 
-def stored_losses(lost: Iterable[LostAttempt]) -> str:
+def stored_losses(lost: Iterable[LostAttempt], entered: int = 0) -> str:
     """Return entries of the ledger of lost attempts as scripts take several."""
-    return "\x1e".join(one.to_json() for one in lost)  # JSON escapes it
+    texts = [one.to_json() for one in lost]  # JSON escapes the separator
+    return "\x1e".join([str(entered), *texts] if entered and texts else texts)
 
 
 def stored_guesses(guesses: Iterable[Spent]) -> str:

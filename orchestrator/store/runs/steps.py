@@ -20,6 +20,7 @@ from stepfleet.orchestrator.protocol.claim import (
     Want,
 )
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
+from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.suspicion import losses
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
@@ -27,7 +28,7 @@ from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, end_state
+from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.usage import nano_usd
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.configs import Configs
@@ -156,35 +157,33 @@ class StepStore:
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
-        losses: tuple[LostAttempt, ...] = (),
+        entries: CallEntries = NO_ENTRIES,
     ) -> Held:
         """Renew the lease and note work that must not be repeated. `seconds`: since the claim.
 
-        `losses` are entries of the ledger: those of calls that failed before the `response` are
-        entered now, another one is its price where it is not used in the end.
+        `entries` are for the ledger: now, but for the price of the `response`.
         """
-        entries: list[str] = []
-        if failed := [one for one in losses if one.kind == LostKind.FAILED]:
-            entries += ["failed", stored_losses(failed)]
+        fields: list[str] = []
+        if entries.failed:
+            fields += ["failed", stored_losses(entries.failed, entries.entered)]
         if response is not None:
-            entries += ["response", response.to_json()]
-        for price in losses:
-            if price.kind != LostKind.FAILED:
-                entries += ["price", price.to_json()]
+            fields += ["response", response.to_json()]
+        if entries.price is not None:
+            fields += ["price", entries.price.to_json()]
         if remembered is not None:
-            entries += ["memory", remembered.to_json()]
+            fields += ["memory", remembered.to_json()]
         for index in started:
-            entries += [f"s:{index}", "1"]
+            fields += [f"s:{index}", "1"]
         for index, record in (results or {}).items():
-            entries += [f"r:{index}", record.to_json()]
+            fields += [f"r:{index}", record.to_json()]
         reply = await self._scripts.run(
-            "journal" if entries else "renew",
+            "journal" if fields else "renew",
             claim.run_id,
             claim.step,
             claim.token,
             duration(self.terms.lease),
             duration(seconds),
-            *entries,
+            *fields,
         )
         return Held(ours=reply[0] == "held", want=detail_of(reply))
 
@@ -221,13 +220,18 @@ class StepStore:
                 await self._dispatch.published(following, agent)
         return _committed(reply)
 
-    async def is_answered(self, hint: StepHint) -> bool:
-        """Return whether the model has answered in that step: it is journaled, or committed."""
+    async def known_of(self, hint: StepHint) -> tuple[bool, int]:
+        """Return whether the model has answered in that step, and how many workers it has lost.
+
+        An answer is journaled, or committed.
+        """
         key = self._scripts.keys.run(hint.run_id)
-        step, has_answer = await self._connection.execute_all(
-            ("HGET", key, "step"), ("HEXISTS", f"{key}:journal", "response")
+        (step, crashes), has_answer = await self._connection.execute_all(
+            ("HMGET", key, "step", "crashes"), ("HEXISTS", f"{key}:journal", "response")
         )
-        return int(step or 0) > hint.step or bool(step == str(hint.step) and has_answer)
+        is_open = step == str(hint.step)
+        is_answered = int(step or 0) > hint.step or bool(is_open and has_answer)
+        return is_answered, int(crashes or 0) if is_open else 0
 
     async def shelve(self, hint: StepHint) -> None:
         """Put a run away whose step waits for limits of the fleet, unless it has moved on."""
@@ -278,7 +282,7 @@ class StepStore:
             if lines := lines_of(logged, payer):
                 fields = {"ledger": lines, "kept": self.terms.ledger_days}
         if verdict.failed:
-            fields["failed"] = stored_losses(verdict.failed)
+            fields["failed"] = stored_losses(verdict.failed, verdict.entered)
         if verdict.guess:
             fields["guess"] = stored_guesses(verdict.guess)
         return verdict, fields

@@ -107,7 +107,7 @@ class ToolCalls:
             spent=duration(waiting.seconds),
             paid=stored_loss(verdict.lost),
             dropped=stored_loss(verdict.dropped),
-            failed=stored_losses(verdict.failed),
+            failed=stored_losses(verdict.failed, verdict.entered),
             events=stored_events(events),
             event_count=len(events),
         )

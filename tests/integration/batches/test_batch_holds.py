@@ -192,3 +192,29 @@ async def test_a_pause_by_hand_stays_one_that_no_error_caused(
 ) -> None:
     await in_force(desk, batch, "pause")
     assert (await manifest_of(desk, batch)).held is None
+
+
+RANDOM = "zebra giraffe quokka lemur tapir okapi ibex vole newt shrew".split()
+
+
+@pytest.mark.parametrize(
+    "message",
+    ["{word} is no valid region", "RuntimeError: {word}", "the {word} of the {word} is not known"],
+)
+async def test_errors_that_quote_another_word_each_are_alike(
+    desk: Bench, batch: AsyncBatch, message: str
+) -> None:
+    claims = await claimed(desk, batch, range(8))
+    for word, claim in zip(RANDOM, claims, strict=False):
+        await fails(desk, claim, error(message=message.format(word=word)))
+    progress = await batch.progress()
+    assert (progress.failed, progress.paused) == (MOST, 5)
+
+
+async def test_errors_that_share_few_words_hold_nothing(desk: Bench, batch: AsyncBatch) -> None:
+    messages = ("no such key", "the region is closed", "model m is retired", "bad tool schema")
+    for row in range(12):
+        claim = await desk.claim(run_id_of(batch.id, row))
+        await fails(desk, claim, error(message=messages[row % 4]))
+    progress = await batch.progress()
+    assert (progress.failed, progress.paused, progress.held) == (12, 0, None)

@@ -1,5 +1,6 @@
 """The ledger of model calls: what was paid, what was lost, and what may have been paid."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -9,16 +10,22 @@ import pytest
 from support.runs.stored_runs import USAGE, Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator import (
+    Agent,
     AsyncFleet,
     CallState,
     ConfigurationError,
     Costs,
+    ErrorPolicy,
     LLMResponse,
     UsageStats,
 )
+from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Answered, Span
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
 from stepfleet.orchestrator.protocol.revision import price_of
+from stepfleet.orchestrator.records.run.facts import LostAttempt, LostKind
+from stepfleet.orchestrator.records.steps import HandedOver, RunAgent
 from stepfleet.orchestrator.records.usage import CacheUse, Spent
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 
@@ -175,7 +182,10 @@ async def test_an_answer_is_lost_with_the_run_and_found_with_its_retry(
     claim = await desk.claim(run_id)
     attempt = called(claim, error=True)
     await desk.steps.journal(
-        claim, 0.1, response=attempt.response, losses=(price_of(1, USAGE, 0.25, "openai:none"),)
+        claim,
+        0.1,
+        response=attempt.response,
+        entries=CallEntries(price=price_of(1, USAGE, 0.25, "openai:none")),
     )
     await lose(desk, run_id)
     await fleet.runs.cancel(run_id)
@@ -289,3 +299,61 @@ async def test_bad_questions_name_field_and_fix(fleet: AsyncFleet) -> None:
         await fleet.costs(since=today, until=today - timedelta(days=1))
     with pytest.raises(ConfigurationError, match="no batch has the id"):
         [line async for line in fleet.cost_lines(batch="x")]
+
+
+async def handed_over(desk: Bench, claim: Claim) -> Answered:
+    """Return an attempt after which another agent goes on."""
+    other = Agent("other", model="openai:none", max_steps=6)
+    digest = await desk.opened.configs.save(other.config)
+    by = RunAgent(name=claim.config.name, config=claim.config_digest)
+    to = RunAgent(name="other", config=digest)
+    return replace(called(claim), handoff=HandedOver(by=by, to=to))
+
+
+async def by_agent(fleet: AsyncFleet) -> dict[str, tuple[int, int, int]]:
+    rows = (await fleet.costs("agent")).rows
+    return {
+        row.group["agent"]: (row.calls - row.lost_calls, row.lost_calls, row.ambiguous_calls)
+        for row in rows
+    }
+
+
+@pytest.mark.parametrize("late", [called, failed])
+async def test_a_call_of_the_agent_before_a_hand_off_stays_with_it(
+    fleet: AsyncFleet, desk: Bench, late: Callable[[Claim], Answered]
+) -> None:
+    """Its worker stalls, another one hands over, and then the first one writes."""
+    run_id = await desk.create()
+    stalled = await desk.claim(run_id)
+    await lose(desk, run_id)
+    second = await desk.claim(run_id)
+    assert await by_agent(fleet) == {"plain": (0, 0, 1)}
+    await desk.commit(second, await handed_over(desk, second))
+    verdict = desk.verdict(stalled, late(stalled))
+    failed_before = LostAttempt(kind=LostKind.FAILED, step=1, ambiguous=True, model="none")
+    verdict = replace(verdict, failed=(failed_before,))
+    assert not (await desk.steps.commit(stalled, verdict, Events([]))).applied
+    sums = await by_agent(fleet)
+    third = await desk.claim(run_id, 1)
+    assert third.config.name == "other"
+    await desk.commit(third, answered(third))
+    sums = await by_agent(fleet)
+    assert sums.pop("other") == (1, 0, 0)
+    assert list(sums) == ["plain"]
+    assert sums["plain"] == ((1, 1, 1) if late is called else (1, 0, 1))
+
+
+async def test_a_hand_off_that_is_taken_back_takes_its_calls_from_its_agent(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    attempt = await handed_over(desk, claim)
+    broken = called(claim, error=True)
+    policy = ErrorPolicy.stop_on_any_error()
+    stopping = replace(claim, config=claim.config.model_copy(update={"error_policy": policy}))
+    await desk.commit(stopping, replace(broken, handoff=attempt.handoff))
+    assert (await desk.stored(run_id)).state.status.is_terminal
+    assert await by_agent(fleet) == {"plain": (1, 0, 0)}
+    assert (await fleet.runs.retry(run_id)).outcome == "retried"
+    assert await by_agent(fleet) == {}, "the answer is used again"

@@ -238,3 +238,80 @@ def test_what_is_reserved_is_counted_anew_in_a_busy_fleet(gate: Admissions, lost
     assert len(held) == (5 if lost == keys.LIMIT_RESERVED else 3), (
         "lost grants make room for others"
     )
+
+
+def test_an_operation_whose_reply_is_lost_adds_up_once(gate: Admissions) -> None:
+    """A charge, and a lost worker's call that a request brings; with the repetition of each."""
+    gate.limit(ACME, calls=10)
+    gate.limit(MODEL, requests_per_minute=60, burst=10)
+    based(gate)
+    charge = {"op": "charge", "names": [ACME], "amounts": {"r": 1}, "spent": {"n": 2}, "id": "a"}
+    asked = request("r0", ACME, op="try", n=20, crashes=1, lost=1) | {"id": "b"}
+    for operation in (charge, asked):
+        gate.call(operation)
+        gate.call(operation | {"repeated": 1})
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[2] == 22
+    gate.call(charge | {"id": "c"})
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[2] == 24, "another one counts"
+
+
+def test_a_settlement_ends_its_own_grant_alone(gate: Admissions) -> None:
+    """A step is refused for now, and asks again; then the repetition of its settlement arrives."""
+    gate.limit(ACME, calls=10)
+    based(gate)
+    settled = {"op": "settle", "run": "r0", "step": 0, "amounts": {"r": 1}, "key": "k1"}
+    settled |= {"spent": {"n": 1}, "names": [ACME]}
+    gate.call(request("r0", ACME, op="try", n=1) | {"key": "k1"})
+    gate.call(settled)
+    assert gate.call(request("r0", ACME, op="try", n=1) | {"key": "k2"}) == ["granted"]
+    assert gate.call(settled | {"repeated": 1}) == ["none"]
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[2] == 1
+    assert gate.numbers(keys.LIMIT_RESERVED, ACME)[2] == 1
+    assert gate.call(settled | {"key": "k2"}) == ["done"]
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[2] == 2
+
+
+def test_a_grant_that_a_duplicate_has_ended_is_settled_once(gate: Admissions) -> None:
+    """A stale hint finds the grant of a committed step just before its worker settles it."""
+    gate.limit(ACME, usd=1)
+    based(gate)
+    gate.call(request("r0", ACME, op="try", u=500, n=1) | {"key": "k1"})
+    by_duplicate = {"op": "settle", "run": "r0", "step": 0, "key": "k1", "other": 1}
+    assert gate.call(by_duplicate) == ["done"]
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[0] == 500, "its worker may be lost"
+    owner = by_duplicate | {"other": None, "amounts": {"r": 1}, "names": [ACME]}
+    owner = {name: value for name, value in owner.items() if value is not None}
+    assert gate.call(owner | {"spent": {"u": 320, "n": 1}}) == ["none"]
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[:3] == (320, 0, 1)
+
+
+def test_a_call_of_another_model_has_a_grant_of_its_own(gate: Admissions) -> None:
+    """It ends that of the first model in the same moment; shared limits keep their place."""
+    gate.limit(MODEL, in_flight=1)
+    gate.limit("other:m", in_flight=1, calls=1)
+    gate.limit(ACME, in_flight=1, calls=9)
+    based(gate)
+    assert gate.ask("r0", MODEL, ACME, op="try", n=1) == "granted"
+    assert gate.ask("r1", MODEL, ACME, n=1) == "waits"
+    ended = {"op": "settle", "run": "r0", "step": 0, "spent": {"n": 1}, "names": [MODEL, ACME]}
+    turned = request("r0", "other:m", ACME, op="try", n=1) | {"of": "other:m", "ended": ended}
+    for repeated in ({}, {"repeated": 1}):
+        assert gate.call(turned | repeated) == ["granted"]
+    assert [gate.in_flight(name) for name in (MODEL, "other:m", ACME)] == [0, 1, 1]
+    assert gate.numbers(keys.LIMIT_SPENT, ACME)[2] == 1
+    assert gate.spend("r0", n=1) == "done"
+    assert [gate.numbers(keys.LIMIT_SPENT, name)[2] for name in ("other:m", ACME)] == [1, 2]
+    assert "r1" in gate.granted
+    again = gate.call(request("r2", "other:m", op="try", n=1) | {"of": "other:m"})
+    assert again == ["over n 1 1 1 other:m"]
+
+
+def test_calls_without_a_tenant_have_no_budget(gate: Admissions) -> None:
+    gate.limit("tenant:*", calls=5)
+    gate.limit(MODEL, in_flight=1)
+    assert gate.ask("r0", MODEL, n=1) == "granted"
+    assert gate.ask("r1", MODEL, n=1) == "waits"
+    gate.spend("r0", n=1)
+    assert "r1" in gate.granted
+    assert not gate.missing
+    assert not gate.client.hexists(NO_PREFIX.of(keys.LIMIT_SPENT), "tenant:")

@@ -152,7 +152,7 @@ async def test_a_grant_is_renewed_while_its_step_is_held_here_and_no_longer(redi
         claim = await desk.claim(await desk.create())
         first = Request(claim.hint, "plain", "", (MODEL,), Amounts())
         assert await gate.call(first.operation("try")) == GRANTED
-        gate.use(first)
+        gate.use(first, MODEL)
         with leases.hold(claim):
             ends = time.monotonic() + 3 * desk.opened.settings.lease
 

@@ -8,6 +8,7 @@ from stepfleet.orchestrator import LLMResponse, ToolCall, UsageStats
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Span, Wait
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
 from stepfleet.orchestrator.store.admission.calls import refunding
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
@@ -51,8 +52,7 @@ async def test_a_call_whose_tools_are_tasks_of_their_own_is_charged_with_its_tok
         Interrupted(span, Interruption.CANCELLED, response, cost_usd=0.005, noted=True),
     )
     verdict = desk.verdict(claim, parked)
-    losses = (verdict.lost,) if verdict.lost else ()
-    await steps.journal(claim, 0.1, response=response, losses=losses)
+    await steps.journal(claim, 0.1, response=response, entries=CallEntries(price=verdict.lost))
     assert (await steps.commit(claim, verdict, Events([]))).applied
     assert not gate.held
     assert await gate.call(refunding(hint)) == "none", "it is settled"

@@ -26,6 +26,7 @@ from support.protocol.worker import AGENTS, CIRCUIT, KINDS, Worker, record_of
 
 from stepfleet.orchestrator import Message, StoredRun
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
 from stepfleet.orchestrator.protocol.revision import price_of
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.store.runs.submission import NewRun
@@ -258,7 +259,9 @@ class ProtocolMachine(CallRules, ControlRules):
                     claim,
                     0.5,
                     response=response,
-                    losses=(price_of(claim.number, None, 0.0, ""),) if response else (),
+                    entries=CallEntries(
+                        price=price_of(claim.number, None, 0.0, "") if response else None
+                    ),
                     started=() if started is None else (started,),
                     results=None if record is None or done is None else {done: record},
                 )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
+from stepfleet.orchestrator.errors import ModelError, RateLimitError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.limits.budgets import (
     HOLD,
@@ -16,6 +17,7 @@ from stepfleet.orchestrator.limits.budgets import (
     Exhausted,
     Spending,
     estimated,
+    spending_of,
     spent_by,
 )
 from stepfleet.orchestrator.limits.estimates import (
@@ -36,14 +38,15 @@ from stepfleet.orchestrator.protocol.claim import (
     Refused,
     StepHint,
 )
+from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
-from stepfleet.orchestrator.records.memory_window import Remembered
+from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.records.memory_window import Remembered, Summary
 from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.usage import Fallback, UsageStats
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.store.admission.calls import (
     GRANTED,
     WAITS,
@@ -57,13 +60,15 @@ from stepfleet.orchestrator.store.admission.calls import (
 )
 from stepfleet.orchestrator.store.admission.limit_use import short_of
 from stepfleet.orchestrator.store.runs.steps import StepStore
-from stepfleet.worker.runtime.admission.gate import Gate
+from stepfleet.worker.leases.lease import Lease
+from stepfleet.worker.runtime.admission.gate import Gate, UsedGrant
 from stepfleet.worker.runtime.admission.prompts import Prompts
 from stepfleet.worker.runtime.admission.spending import (
     Price,
     expected,
     spent_by_answer,
     spent_in,
+    spent_in_vain,
 )
 from stepfleet.worker.step import CANCELLED
 
@@ -72,6 +77,8 @@ TOOL_SECONDS = 0.25
 """So long a call may stay in flight behind its answer; tools that take longer hold no limit."""
 _RELEASED = partial(Verdict, Move.RELEASE)
 LOOK_AGAIN_MS = "100"
+NO_MODEL = "-"
+"""What a step may call whose grant has ended."""
 _OVER = frozenset(
     {Refused.UNKNOWN, Refused.ENDED, Refused.PAUSED, Refused.STALE, Refused.AHEAD, Refused.EARLY}
 )
@@ -102,7 +109,7 @@ class AdmittedSteps:
         grant = Grant.loaded(await reading) if reading else None
         if isinstance(claim, Refusal):
             if grant is not None and grant.step == hint.step and claim.why in _OVER:
-                await gate.call(await self._unused(hint))
+                await gate.call(await self._unused(hint, grant))
                 await self._store.unshelve(hint.run_id)
             return claim
         if claim.journal.response is not None:
@@ -112,9 +119,17 @@ class AdmittedSteps:
             return replace(claim, exhausted=over)
         return claim if request is None else await self._admitted(claim, request, grant)
 
-    async def _unused(self, hint: StepHint) -> Operation:
-        """Return what ends the grant of a step that nobody may take; an answer was paid for."""
-        return settling(hint) if await self._store.is_answered(hint) else refunding(hint)
+    async def _unused(self, hint: StepHint, grant: Grant) -> Operation:
+        """Return what ends the grant of a step that nobody may take.
+
+        An answer was paid for; so were the calls of lost workers, perhaps.
+        """
+        is_answered, crashes = await self._store.known_of(hint)
+        if is_answered:  # whoever has committed it may be about to settle it, or is lost
+            return settling(hint, key=grant.key) | {"other": 1}
+        if crashes > grant.crashes:
+            return losing(hint, crashes)
+        return refunding(hint, grant.key)
 
     async def _admitted(
         self, claim: Claim, request: Request, grant: Grant | None
@@ -122,8 +137,8 @@ class AdmittedSteps:
         gate, hint = self._gate, claim.hint
         if claim.crashes and gate.has_budgets:
             gate.end([losing(hint, claim.crashes)])  # in one call with what follows
-        elif grant is not None and grant.step == hint.step:
-            gate.use(request)
+        elif grant is not None and grant.step == hint.step and not grant.of:
+            gate.use(request, claim.config.model, grant.key)
             return replace(claim, waited=grant.waited, waited_for=short_of(grant.why))
         try:
             word = await gate.call(request.operation("try"))
@@ -132,7 +147,7 @@ class AdmittedSteps:
             await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
             raise
         if word == GRANTED:
-            gate.use(request)
+            gate.use(request, claim.config.model)
             return claim
         if (over := Exhausted.loaded(word)) is not None:
             return replace(claim, exhausted=over)
@@ -147,35 +162,92 @@ class AdmittedSteps:
         started: tuple[int, ...] = (),
         results: Mapping[int, ToolCallRecord] | None = None,
         remembered: Remembered | None = None,
-        losses: tuple[LostAttempt, ...] = (),
+        entries: CallEntries = NO_ENTRIES,
     ) -> Held:
-        """Journal by the store. An answer ends the call, however long its tools take."""
-        if response is not None and claim.run_id in self._gate.held:
+        """Journal by the store. An answer ends the call, however long its tools take.
+
+        What the ledger gets of failed calls is spent of budgets.
+        """
+        gate = self._gate
+        used = gate.held.get(claim.run_id)
+        if response is not None and used is not None:
             made = 0 if response.cache is not None and response.cache.hit else 1
             usage = (response.usage or UsageStats()).model_copy(update={"llm_calls": made})
             paid = None
-            if self._gate.has_budgets:
-                held = self._gate.held[claim.run_id].spending
-                paid = spent_by_answer(response, losses, remembered, held)
-            operations = self._settling(claim, usage, response.fallback, paid)
-            self._gate.end_later(claim.hint, TOOL_SECONDS, operations)
-        return await self._store.journal(
+            if gate.has_budgets:
+                memory = None if used.has_summary else response.remembered or remembered
+                paid = spent_by_answer(entries.price, memory)
+            gate.end_later(claim.hint, TOOL_SECONDS, self._settling(claim, used, usage, paid))
+        held = await self._store.journal(
             claim,
             seconds,
             response=response,
             started=started,
             results=results,
             remembered=remembered,
-            losses=losses,
+            entries=entries,
         )
+        if entries.failed and gate.has_budgets and used is not None and held.ours:
+            spent = spent_in_vain(entries.failed, used.spending)
+            gate.end([charging(used.names, None, spent)] if spent != NOTHING else [])
+        return held
+
+    async def admit(self, lease: Lease, model: str) -> None:
+        """Have a step call `model` under the limits of that one: a fallback, or for a summary.
+
+        The grant for the model before ends. Raises `ModelError` where there is no room.
+        """
+        gate, claim = self._gate, lease.claim
+        used = gate.held.get(claim.run_id)
+        if model != (lease.admitted or claim.config.model) and (used or gate.active):
+            lease.admitted = NO_MODEL
+            used = await self._turn_to(model, lease, used)
+            lease.admitted = model
+        if used is not None:
+            used.is_called = True
+
+    async def _turn_to(self, model: str, lease: Lease, used: UsedGrant | None) -> UsedGrant | None:
+        """End the grant that is used, and return one for a call of `model`; None without limits."""
+        gate, claim = self._gate, lease.claim
+        request, over = self._request(claim, model=model)
+        if used is not None and request is not None and request.names == used.names:
+            used.model = model
+            return used
+        summary = _summary_in(lease)
+        ended = [] if used is None else [self._turned(claim, used, summary)]
+        gate.forget(claim.hint)
+        if request is None:
+            gate.end(ended)
+            if over is None:
+                return None
+            raise _no_room(model, over, claim)
+        word = await gate.call(request.after(ended[0]) if ended else request.operation("try"))
+        if word != GRANTED:
+            raise _no_room(model, Exhausted.loaded(word), claim)
+        now = gate.use(request, model)
+        now.has_summary = summary is not None
+        return now
+
+    def _turned(self, claim: Claim, used: UsedGrant, summary: Summary | None) -> Operation:
+        """Return what settles a grant before another model is called.
+
+        The ledger and budgets have calls that failed already; a summary is paid for here.
+        """
+        spent, most = NOTHING, claim.config.settings.max_tokens
+        taken = None if used.is_called else Amounts(requests=0)
+        if summary is not None and not used.has_summary:
+            spent = spending_of(summary.usage, summary.cost_usd)
+            taken = charged(used.model, summary.usage, most=most)
+        paid = spent if self._gate.has_budgets else None
+        return settling(claim.hint, taken, paid, used.names, used.key)
 
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
         """Commit by the store; settle the call, and request the grant of the next one."""
         gate = self._gate
         if verdict.refused:
             await gate.paused(verdict.refused)
-        if verdict.unsent:
-            return await self._held_back(claim)
+        if verdict.unsent and verdict.refused == claim.config.model:
+            return await self._held_back(claim, verdict)
         if not gate.active and claim.run_id not in gate.held:
             return await self._store.commit(claim, verdict, events)
         self._learn(claim, verdict)  # before the next step is expected to take as much
@@ -187,11 +259,8 @@ class AdmittedSteps:
         done = await self._store.commit(claim, verdict, events, publish=publish)
         if done.wanted or not done.applied:
             return done
-        if verdict.move is Move.RELEASE:  # whoever takes the step over uses its grant
-            if gate.has_budgets and claim.run_id in gate.held:
-                used = gate.held[claim.run_id]
-                spent = spent_in(claim, verdict, used.spending)
-                gate.end([charging(used.names, None, spent)] if spent != NOTHING else [])
+        if verdict.move is Move.RELEASE:
+            gate.end(self._released(claim, verdict))
             gate.forget(claim.hint)
             return done
         gate.end(self._ending(claim, verdict))
@@ -216,11 +285,22 @@ class AdmittedSteps:
             await self._wait(request, "ask")
         return Refusal(Refused.LIMITED, LOOK_AGAIN_MS)
 
-    async def _held_back(self, claim: Claim) -> Committed:
+    async def _held_back(self, claim: Claim, verdict: Verdict) -> Committed:
         """Release a step whose call was not sent, and have it wait."""
         for model in claim.config.models:  # until the limit is known that its refusal has made
             await self._gate.paused(model)
-        done = await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
+        released = replace(
+            _RELEASED(claim.state),
+            failed=verdict.failed,
+            entered=verdict.entered,
+            guess=verdict.guess,
+        )
+        done = await self._store.commit(claim, released, Events([]), publish=False)
+        if done.applied and (used := self._gate.held.get(claim.run_id)) is not None:
+            spent = spent_in(claim, verdict, used.spending) if self._gate.has_budgets else None
+            unsent = Amounts(requests=0)
+            self._gate.end([settling(claim.hint, unsent, spent, used.names, used.key)])
+            self._gate.forget(claim.hint)
         request, _ = self._request(claim)
         if request is not None and done.applied and done.status == "in_progress":
             await self._wait(request, "ask")
@@ -260,13 +340,17 @@ class AdmittedSteps:
         prompt: int | None = None,
         cached: int = 0,
         state: AgentState | None = None,
+        model: str = "",
     ) -> tuple[Request | None, Exhausted | None]:
         """Return the request for a step's grant, None where no limit applies to it.
 
-        And the budget of the run that ends it, if there is one.
+        And the budget of the run that ends it, if there is one. `model` is that of the agent's
+        further calls.
         """
         config, gate = claim.config, self._gate
-        names = self._names(claim, config.model)
+        of = "" if model == config.model else model
+        model = model or config.model
+        names = self._names(claim, model)
         own = limit_of_run(gate.limits, claim.run_id) if gate.has_runs else None
         if not names and own is None:
             return None, None
@@ -276,7 +360,7 @@ class AdmittedSteps:
         prompt = self._prompts.expect(config.name, hint or claim.hint, counted, whole=whole)
         is_first = hint is None and claim.state.step_count == 0
         amounts = reserved(
-            config.model,
+            model,
             prompt=prompt,
             output=self._outputs.of(config.name),
             most=config.settings.max_tokens,
@@ -284,7 +368,7 @@ class AdmittedSteps:
             first=is_first,
         )
         if gate.has_budgets:
-            amounts = replace(amounts, spending=self._estimated(claim, prompt))
+            amounts = replace(amounts, spending=self._estimated(claim, model, prompt))
         if own is not None and amounts.spending is not None:
             before, name = spent_by(state), f"{RUN}:{claim.run_id}"
             if (over := exceeded(own, name, before, amounts.spending)) is not None:
@@ -294,18 +378,18 @@ class AdmittedSteps:
                 amounts = replace(amounts, before=before)
         if not names:
             return None, None
-        of = (hint or claim.hint, config.name, claim.tenant or "")
-        crashes, lost = (0, False) if hint else (claim.crashes, claim.losses.new)
-        return Request(*of, names, amounts, is_first, crashes, lost, claim.priority), None
+        whose = (hint or claim.hint, config.name, claim.tenant or "")
+        crashes, lost = (0, False) if hint else (claim.crashes, claim.losses.new and not of)
+        return Request(*whose, names, amounts, is_first, crashes, lost, claim.priority, of), None
 
-    def _estimated(self, claim: Claim, prompt: int) -> Spending:
+    def _estimated(self, claim: Claim, model: str, prompt: int) -> Spending:
         """Return what a call of so large a prompt is expected to spend."""
         config = claim.config
         output = self._outputs.of(config.name)
         if (most := config.settings.max_tokens) is not None:
             output = min(output, most)
         usage = UsageStats(prompt_tokens=prompt, completion_tokens=output)
-        usd = self._price(config, config.model, usage)
+        usd = self._price(config, model, usage)
         return estimated(prompt, output, usd, self._durations.of(config.name) / 1000)
 
     def _names(self, claim: Claim, model: str) -> tuple[str, ...]:
@@ -319,29 +403,46 @@ class AdmittedSteps:
 
     # ------------------------------------------------------------------ settlement
 
+    def _released(self, claim: Claim, verdict: Verdict) -> list[Operation]:
+        """Return what a released step has spent: whoever takes it over uses its grant.
+
+        Unless that is for another model than the first, which will be called.
+        """
+        gate = self._gate
+        if (used := gate.held.get(claim.run_id)) is None:
+            return []
+        spent = spent_in(claim, verdict, used.spending) if gate.has_budgets else None
+        if used.model != claim.config.model:
+            return [settling(claim.hint, None, spent, used.names, used.key)]
+        return [charging(used.names, None, spent)] if spent not in (None, NOTHING) else []
+
     def _ending(self, claim: Claim, verdict: Verdict) -> list[Operation]:
         """Return what ends a step's grant."""
-        gate = self._gate
-        if verdict.refused:  # its request is not given back: what follows a pause comes evenly
-            return [settling(claim.hint, Amounts(), NOTHING if gate.has_budgets else None)]
+        gate, hint = self._gate, claim.hint
         used = gate.held.get(claim.run_id)
         result = verdict.logged.result if verdict.logged else None
         spent = None
         if gate.has_budgets:
-            spent = spent_in(claim, verdict, used.spending if used else NOTHING)
+            has_summary = used is not None and used.has_summary
+            reserved = used.spending if used else NOTHING
+            spent = spent_in(claim, verdict, reserved, has_summary=has_summary)
             spent = replace(spent, active_ms=round(result.duration_ms) if result else 0)
         if used is None:
             return self._late(claim, verdict, spent)  # it is settled, or there was none
+        if verdict.refused:  # its request is not given back: what follows a pause comes evenly
+            return [settling(hint, Amounts(), spent, used.names, used.key)]
         if verdict.logged is None and verdict.move is Move.FINISH and verdict.lost is None:
-            return [refunding(claim.hint)]  # no call was made
+            return [refunding(hint, used.key)]  # no call was made
         if verdict.move is Move.WAIT and used.ends:  # for its tools; the answer is journaled
             return list(used.ends)
         usage = result.usage if result else None
         if usage is None:
             nothing = verdict.lost is not None and not verdict.lost.ambiguous
             taken = Amounts() if nothing and not verdict.failed else None
-            return [settling(claim.hint, taken, spent, used.names)]
-        return self._settling(claim, usage, result.fallback if result else None, spent)
+            return [settling(hint, taken, spent, used.names, used.key)]
+        if used.has_summary and verdict.logged and (made := verdict.logged.remembered):
+            usage = usage - made.summary.usage if made.summary else usage
+        return self._settling(claim, used, usage, spent)
 
     def _late(self, claim: Claim, verdict: Verdict, spent: Spending | None) -> list[Operation]:
         """Return what is charged behind the settlement, or ends the grant of another's answer."""
@@ -353,31 +454,21 @@ class AdmittedSteps:
         operations = []
         if spent is not None and self._gate.has_times:
             time = replace(NOTHING, active_ms=spent.active_ms)
-            operations.append(charging(self._names(claim, claim.config.model), None, time))
+            fallback = verdict.logged.result.fallback
+            model = fallback.model if fallback else claim.config.model
+            operations.append(charging(self._names(claim, model), None, time))
         if is_answered:
             paid = None if spent is None else replace(spent, active_ms=0)
             operations.append(settling(claim.hint, None, paid))
         return operations
 
     def _settling(
-        self,
-        claim: Claim,
-        usage: UsageStats,
-        fallback: Fallback | None,
-        spent: Spending | None = None,
+        self, claim: Claim, used: UsedGrant, usage: UsageStats, spent: Spending | None
     ) -> list[Operation]:
         """Return what settles an answered call, under the model that has answered."""
-        first, most = claim.config.model, claim.config.settings.max_tokens
-        model = fallback.model if fallback else first
-        taken = charged(model, usage, most=most, first=claim.state.step_count == 0)
-        own = self._names(claim, first)
-        if model == first:
-            return [settling(claim.hint, taken, spent, own)]
-        called = self._names(claim, model)
-        other = tuple(name for name in called if name not in own)
-        apart = [name for name in own if name not in called]
-        ended = settling(claim.hint, taken, spent, own, apart)
-        return [ended, charging(other, taken, spent)] if other else [ended]
+        most, is_first = claim.config.settings.max_tokens, claim.state.step_count == 0
+        taken = charged(used.model, usage, most=most, first=is_first)
+        return [settling(claim.hint, taken, spent, used.names, used.key)]
 
     def _learn(self, claim: Claim, verdict: Verdict) -> None:
         result = verdict.logged.result if verdict.logged else None
@@ -387,6 +478,27 @@ class AdmittedSteps:
                 self._prompts.learn(claim.config.name, claim.hint, result.usage.prompt_tokens)
         if result is not None and self._gate.has_times:
             self._durations.learn(claim.config.name, round(result.duration_ms))
+
+
+def _summary_in(lease: Lease) -> Summary | None:
+    """Return the summary that this attempt has made."""
+    is_new = lease.remembered is not None and lease.claim.journal.remembered is None
+    return lease.remembered.summary if lease.remembered and is_new else None
+
+
+def _no_room(model: str, over: Exhausted | None, claim: Claim) -> ModelError:
+    """Return the error of a call that a model's own limits keep from being made.
+
+    A spent budget is passed over for the agent's next model; otherwise the step waits.
+    """
+    if over is not None and model != claim.config.model:
+        reason = over.evaluation().reason
+        spent = ModelError(f"{model} was not called: {reason}", code=ModelErrorCode.QUOTA_EXHAUSTED)
+        spent.model, spent.unsent = model, True
+        return spent
+    full = RateLimitError(f"{model} was not called: its limits have no room for now")
+    full.model, full.unsent = model, True
+    return full
 
 
 def _tokens(messages: Sequence[Message], gate: Gate) -> int:

@@ -1,7 +1,6 @@
 """What the ledger has of names whose budgets are new, or whose numbers in Redis are lost."""
 
 from collections.abc import Coroutine, Iterable
-from datetime import timedelta
 from typing import Any
 
 from stepfleet.orchestrator.limits.budgets import Spending
@@ -19,7 +18,7 @@ class Baselines:
         self._wanted: set[str] = set()
 
     def wanted(self, names: Iterable[str]) -> Coroutine[Any, Any, list[Operation]] | None:
-        """Return what reads the ledger for these; None where it is read already, or will be."""
+        """Return what reads the ledger for these; None where it is being read: they ask again."""
         is_reading = bool(self._wanted)
         self._wanted.update(names)
         return None if is_reading else self._read()
@@ -30,9 +29,9 @@ class Baselines:
             today = await self._ledger.today()
             found: dict[str, tuple[Spending, Spending]] = {}
             names = frozenset(self._wanted)
-            async for row in self._ledger.rows(today - timedelta(days=self._days), today):
+            async for of, row in self._ledger.rows_of(names, self._days):
                 spent = _spent(row)
-                for name in names.intersection(_names(row)):
+                for name in of:
                     whole, of_day = found.get(name, (Spending(), Spending()))
                     found[name] = (whole + spent, of_day + spent if row.day == today else of_day)
         finally:
@@ -40,10 +39,6 @@ class Baselines:
         nothing = (Spending(), Spending())
         number = (today - EPOCH).days
         return [basing(name, *found.get(name, nothing), number) for name in sorted(names)]
-
-
-def _names(row: LedgerRow) -> tuple[str, ...]:
-    return (f"tenant:{row.tenant}", f"batch:{row.batch}", f"agent:{row.agent}")
 
 
 def _spent(row: LedgerRow) -> Spending:

@@ -42,9 +42,11 @@ ERRORS = (AgentException, RedisError, OSError)
 
 @dataclass(slots=True)
 class UsedGrant:
-    """The grant of a call that this process makes."""
+    """The grant of a call that this process makes, to `model`."""
 
     hint: StepHint
+    model: str = ""
+    key: str = ""
     early: asyncio.TimerHandle | None = None
     """Settles it while the step's tools run."""
     ends: Sequence[Operation] = ()
@@ -52,6 +54,9 @@ class UsedGrant:
     names: tuple[str, ...] = ()
     spending: Spending = NOTHING
     """What it has reserved of the budgets of `names`."""
+    is_called: bool = False
+    has_summary: bool = False
+    """Whether an earlier grant of the step has paid for its summary."""
     is_left: bool = False
     """Whether its step was not held here at the last look."""
 
@@ -142,11 +147,13 @@ class Gate:
             with contextlib.suppress(*ERRORS):
                 await asyncio.shield(pause)
 
-    def use(self, request: Request) -> None:
+    def use(self, request: Request, model: str, key: str = "") -> UsedGrant:
         """Note a grant that is used here: it is renewed."""
         spending = request.amounts.spending or NOTHING
-        used = UsedGrant(request.hint, names=request.names, spending=spending)
+        key = key or request.key
+        used = UsedGrant(request.hint, model, key, names=request.names, spending=spending)
         self.held[request.hint.run_id] = used
+        return used
 
     def forget(self, hint: StepHint) -> None:
         """Renew a grant no more."""

@@ -1,6 +1,6 @@
 """What the calls of a step spend of budgets, by the prices of the ledger. Pure but for prices."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.limits.budgets import NOTHING, Spending, spending_of
@@ -10,9 +10,8 @@ from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered
-from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.usage import Spent, UsageStats, bounded_cost
+from stepfleet.orchestrator.records.usage import Spent, UsageStats, bounded_cost, sum_usd
 from stepfleet.worker.attempt.usage import usage_of
 
 Price = Callable[[AgentConfig, str, UsageStats], float]
@@ -29,17 +28,30 @@ def price_by(cost: Callable[[str, UsageStats], float]) -> Price:
     return price
 
 
-def spent_in(claim: Claim, verdict: Verdict, reserved: Spending) -> Spending:
+def spent_in(
+    claim: Claim, verdict: Verdict, reserved: Spending, *, has_summary: bool = False
+) -> Spending:
     """Return what a step's calls have spent, as the ledger has it; without its time.
 
-    A call that was sent, and of which nothing is known, counts as it was `reserved`.
+    A call that was sent, and of which nothing is known, counts as it was `reserved`. With
+    `has_summary` that of the step is paid for.
     """
     result = verdict.logged.result if verdict.logged else None
     spent = NOTHING
     if result is not None and result.usage is not None:
-        spent = spending_of(result.usage, result.cost_usd)
+        usage, usd = result.usage, result.cost_usd
+        remembered = verdict.logged.remembered if verdict.logged else None
+        if has_summary and remembered and (summary := remembered.summary):
+            usage, usd = usage - summary.usage, sum_usd(usd, -summary.cost_usd)
+        spent = spending_of(usage, usd)
     lost = () if claim.journal.response is not None or verdict.lost is None else (verdict.lost,)
-    for one in (*lost, *verdict.failed):
+    return spent + spent_in_vain((*lost, *verdict.failed), reserved)
+
+
+def spent_in_vain(losses: Iterable[LostAttempt], reserved: Spending) -> Spending:
+    """Return what calls have spent that came to nothing, by their entries of the ledger."""
+    spent = NOTHING
+    for one in losses:
         if one.tokens:
             spent += _of_lost(one)
         elif one.ambiguous:
@@ -47,23 +59,10 @@ def spent_in(claim: Claim, verdict: Verdict, reserved: Spending) -> Spending:
     return spent
 
 
-def spent_by_answer(
-    response: LLMResponse,
-    losses: Sequence[LostAttempt],
-    remembered: Remembered | None,
-    reserved: Spending,
-) -> Spending:
-    """Return what an answer has spent that is journaled, with the calls made before it.
-
-    `losses` are what the ledger has of it: its price, and calls that failed.
-    """
-    spent = NOTHING
-    for one in losses:
-        is_free = response.cache is not None and response.cache.hit and not one.ambiguous
-        if not is_free:
-            spent += reserved if one.ambiguous and not one.tokens else _of_lost(one)
-    memory = response.remembered or remembered
-    summary = memory.summary if memory else None
+def spent_by_answer(price: LostAttempt | None, remembered: Remembered | None) -> Spending:
+    """Return what an answer has spent that is journaled with its price, and a step's memory."""
+    spent = _of_lost(price) if price else NOTHING
+    summary = remembered.summary if remembered else None
     return spent + spending_of(summary.usage, summary.cost_usd) if summary else spent
 
 

@@ -4,9 +4,13 @@
 --   try, ask, again   run, step, agent, tenant, class, names, amounts: a grant now, or nothing (try), or a place
 --                     in the line (at its head: again). `names` are the limits of the call, the first is its line
 --                     `crashes` workers were lost with the step; with `lost` the last of them is not charged yet
+--                     `of` names the model where it is not the agent's first: another grant of the same step is for other
+--                     calls, and is ended: as `ended` says (like settle), without that as it was reserved
+--                     `key` tells its grant from others of the step: what ends a grant names it
 --   settle, refund    run, step, amounts: ends a grant; the difference to what was reserved is charged, or all given back,
---                     then a place in the line too.
---                     `spent` of budgets, but for those of the names `apart`; `names` where there may be no grant any more
+--                     then a place in the line too, as where there is no grant any more
+--                     `spent` of budgets; `names` where there may be no grant any more; with `other` the caller did not use
+--                     the grant, and whoever did may settle it yet
 --   lost              run, step, crashes: workers that were lost with that step may have made its call: its grant ends
 --   renew             run, step: a grant of a step that is under way goes on
 --   charge            names, amounts, spent: what was made under other limits than its step's grant has
@@ -16,6 +20,7 @@
 --   headers           names, said, left, make: limits per minute by kind, and what is left, as the model's answers state
 --                     them; without `make` only where the model has a limit
 --   tick              looks for grants that nobody renews
+-- An `id` marks an operation that would add up when it is repeated.
 -- Returns { a word per operation, admitted, next, waiting, version, mine, missing }: `admitted` (run, step, agent, ...) are to
 -- be dispatched by the caller, also those that it requested itself; after `next` ms something may be admitted (-1: only when
 -- a call ends); `waiting` steps wait in all; with `mine` the caller is to come back by then, else somebody else will.
@@ -29,8 +34,8 @@
 
 -- Lost workers may have paid for a step's call: each counts once, as it was estimated. The grant was for the last of
 -- them: the call in its place needs another one, and its request does not charge the loss again.
-local charged = {}
-local function lost(op)
+local act, charged = {}, {} -- `act` has what each operation does
+function act.lost(op)
   local held = grant_of(op.run)
   if not held or held.step ~= op.step then return 'none' end
   local times = op.crashes - (held.crashes or 0)
@@ -41,10 +46,73 @@ local function lost(op)
   return drop(op.run, op.step)
 end
 
-local function ask(op)
+local ends = {}
+
+-- Whether an operation was applied before: its reply was lost.
+function ends.is_done(op)
+  return op.id and not redis.call('SET', prefix .. 'done:' .. op.id, '1', 'NX', 'EX', 300)
+end
+
+function ends.leave_line(run, step)
+  if lines_total > 0 and string.match(redis.call('HGET', waiting_key, run) or '', '^%d+') == tostring(step) then
+    redis.call('HDEL', waiting_key, run)
+  end
+end
+
+-- Ends the grant of an operation, and none that the step got since.
+function ends.end_grant(op, used, spent)
+  local held = grant_of(op.run)
+  if held and op.key and held.key and held.key ~= op.key then return 'none' end
+  return drop(op.run, op.step, used, spent)
+end
+
+-- What a settlement spends whose grant is gone: somebody has wiped the grants, or has ended this one as it was reserved.
+function ends.left_to_spend(op)
+  local before = op.key and decoded(redis.call('GET', prefix .. 'ended:' .. op.key) or nil)
+  if not before then return op.spent end
+  local left = {}
+  for _, kind in ipairs(QUOTA_KINDS) do left[kind] = (tonumber(op.spent[kind]) or 0) - (tonumber(before[kind]) or 0) end
+  return left
+end
+
+-- A call whose grant is gone is spent all the same; not where this may be the repetition of a settlement whose reply was
+-- lost.
+function act.settle(op)
+  local held = grant_of(op.run)
+  local word = ends.end_grant(op, op.amounts, op.spent)
+  if word == 'none' and not op.repeated then
+    local spent = op.spent and ends.left_to_spend(op)
+    for _, name in ipairs(spent and op.names or {}) do budget.spend(name, spent) end
+    ends.leave_line(op.run, op.step)
+  elseif word == 'done' and op.other and held.key then
+    redis.call('SET', prefix .. 'ended:' .. held.key, cjson.encode(held.amounts), 'EX', 300)
+  end
+  return word
+end
+
+function act.refund(op)
+  local word = ends.end_grant(op, {})
+  if not op.repeated then ends.leave_line(op.run, op.step) end
+  return word
+end
+
+-- Ends the grant of an earlier call of the step, to another model.
+function ends.turn_to_model(op)
+  local held = grant_of(op.run)
+  if held and held.step == op.step and held.of == op.of then return end
+  if op.ended then
+    op.ended.repeated = op.repeated
+    act.settle(op.ended)
+  elseif held and held.step == op.step then
+    drop(op.run, op.step)
+  end
+end
+
+function act.ask(op)
+  ends.turn_to_model(op)
   local held = grant_of(op.run)
   if held and held.step == op.step then
-    held.till, held.again = now + lease, nil
+    held.till, held.again, held.key = now + lease, nil, op.key
     set_grant(op.run, held)
     if op.op ~= 'try' then dispatch(held) end
     return 'granted'
@@ -52,10 +120,11 @@ local function ask(op)
   if held and held.step > op.step then return 'stale' end -- a late repetition
   if held then drop(op.run, held.step) end
   local e = { run = op.run, step = op.step, agent = op.agent, tenant = (string.gsub(op.tenant, SEP, '?')), class = op.class,
-    names = op.names, amounts = op.amounts, since = now, crashes = op.crashes }
+    names = op.names, amounts = op.amounts, since = now, crashes = op.crashes, of = op.of,
+    key = op.key }
   local line = e.names[1]
   load(e.names)
-  if op.lost and not charged[op.run] then
+  if op.lost and not charged[op.run] and not ends.is_done(op) then
     for _, name in ipairs(e.names) do budget.spend(name, e.amounts) end
   end
   local over = budget.over(e.names, e.amounts)
@@ -87,7 +156,8 @@ local function ask(op)
   return 'waits'
 end
 
-local function charge(op)
+function act.charge(op)
+  if ends.is_done(op) then return 'done' end
   for _, name in ipairs(op.names) do
     local s, m = states[name], measures[name]
     for kind in pairs(m.rates) do s[kind] = s[kind] - amount(op.amounts or {}, kind) end
@@ -95,20 +165,6 @@ local function charge(op)
     touched[name] = true
   end
   return 'done'
-end
-
--- A call whose grant is gone, because somebody has wiped the grants, is spent all the same; not where this may be the
--- repetition of a settlement whose reply was lost.
-local function settle(op)
-  local apart = {}
-  for _, name in ipairs(op.apart or {}) do apart[name] = true end
-  local word = drop(op.run, op.step, op.amounts, op.spent, apart)
-  if word == 'none' and op.spent and not op.repeated then
-    for _, name in ipairs(op.names or {}) do
-      if not apart[name] then budget.spend(name, op.spent) end
-    end
-  end
-  return word
 end
 
 -- Forgets levels that nobody has changed for long: they are full. Without grants no call is in flight.
@@ -157,12 +213,27 @@ local function look_at_grants(state)
       else
         give(held, {})
         set_grant(run, false)
-        wait_in_line({ run = run, step = held.step, agent = held.agent, tenant = held.tenant, class = held.class,
-          names = held.names, amounts = held.amounts, since = now, crashes = held.crashes }, true)
+        if not held.of then -- the next owner begins with the agent's first model
+          wait_in_line({ run = run, step = held.step, agent = held.agent, tenant = held.tenant, class = held.class,
+            names = held.names, amounts = held.amounts, since = now, crashes = held.crashes, key = held.key }, true)
+        end
       end
     end
   end
   end_round(state, page[1])
+end
+
+function act.renew(op)
+  local held = grant_of(op.run)
+  if not held or held.step ~= op.step then return 'none' end
+  held.till, held.again = now + lease, nil
+  set_grant(op.run, held)
+  return 'done'
+end
+
+function act.tick()
+  look_at_grants(own)
+  return 'done'
 end
 
 -- ------------------------------------------------------------------ the call
@@ -172,6 +243,7 @@ local runs, names = {}, {}
 for _, op in ipairs(ops) do
   if op.run then runs[#runs + 1] = op.run end
   for _, name in ipairs(op.names or {}) do names[#names + 1] = name end
+  for _, name in ipairs(op.ended and op.ended.names or {}) do names[#names + 1] = name end
 end
 if #runs > 0 then
   for i, text in ipairs(redis.call('HMGET', grants_key, unpack(runs))) do
@@ -181,39 +253,8 @@ if #runs > 0 then
 end
 local version, turn_text = load(names, { 'version' }, { '*', '*turn' })
 local results = {}
-for i, op in ipairs(ops) do
-  if op.op == 'try' or op.op == 'ask' or op.op == 'again' then
-    results[i] = ask(op)
-  elseif op.op == 'settle' then
-    results[i] = settle(op)
-  elseif op.op == 'refund' then
-    results[i] = drop(op.run, op.step, {})
-    if lines_total > 0 and string.match(redis.call('HGET', waiting_key, op.run) or '', '^%d+') == tostring(op.step) then
-      redis.call('HDEL', waiting_key, op.run)
-    end
-  elseif op.op == 'throttled' then
-    results[i] = throttled(op)
-  elseif op.op == 'headers' then
-    results[i] = headers(op)
-  elseif op.op == 'charge' then
-    results[i] = charge(op)
-  elseif op.op == 'lost' then
-    results[i] = lost(op)
-  elseif op.op == 'base' then
-    results[i] = base(op)
-  elseif op.op == 'renew' then
-    local held = grant_of(op.run)
-    results[i] = 'none'
-    if held and held.step == op.step then
-      held.till, held.again = now + lease, nil
-      set_grant(op.run, held)
-      results[i] = 'done'
-    end
-  else
-    look_at_grants(own)
-    results[i] = 'done'
-  end
-end
+act.try, act.again, act.throttled, act.headers, act.base = act.ask, act.ask, throttled, headers, base
+for i, op in ipairs(ops) do results[i] = act[op.op](op) end
 local waiting_total = 0
 if lines_total > 0 or #queue > 0 or next(counts_changed) then
   begin_looks(own, version or '')

@@ -39,7 +39,8 @@ function budget.note(name, limit)
       end
     end
   end
-  if not found or name == 'run:*' then return end -- that one is a line, of runs with budgets alone
+  -- `run:*` is a line, of runs with budgets alone; a call without a tenant is looked at for the weight of its line.
+  if not found or name == 'run:*' or name == kind .. ':' then return end
   budgets[name] = found
   if not found.is_run then unread[#unread + 1] = name end
 end

@@ -189,8 +189,8 @@ local function take(names, amounts)
   return reserved ~= '' and reserved or nil
 end
 
--- Ends a grant: `used` of its rates, and `spent` of its budgets but for the names of `apart`.
-local function give(grant, used, spent, apart)
+-- Ends a grant: `used` of its rates, and `spent` of its budgets.
+local function give(grant, used, spent)
   load(grant.names)
   for i, name in ipairs(grant.names) do
     local s, m, reserved = states[name], measures[name], is_reserved(grant, i)
@@ -204,7 +204,7 @@ local function give(grant, used, spent, apart)
       s[kind] = math.min(capacity(m, kind), s[kind] + back)
     end
     if reserved then budget.reserve(name, grant.amounts, -1) end
-    if not (apart or {})[name] then budget.spend(name, spent or used) end
+    budget.spend(name, spent or used)
     touched[name], freed[name] = true, true
   end
 end

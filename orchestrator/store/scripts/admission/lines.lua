@@ -47,7 +47,7 @@ local function grant(e)
   local reserved = take(e.names, e.amounts)
   set_grant(e.run, { run = e.run, step = e.step, agent = e.agent, tenant = e.tenant, class = e.class,
     names = e.names, amounts = e.amounts, n = round, till = now + lease, waited = now - e.since, why = e.why,
-    crashes = e.crashes, b = reserved })
+    crashes = e.crashes, of = e.of, key = e.key, b = reserved })
 end
 
 -- How much of its line's limit a call takes, in minutes of the limit; of one without rates, calls count.
@@ -65,10 +65,10 @@ local function weight_of(tenant)
   return math.max(measures[name].weight, 0.001)
 end
 
-local function drop(run, step, used, spent, apart)
+local function drop(run, step, used, spent)
   local held = grant_of(run)
   if not held or held.step ~= step then return 'none' end
-  give(held, used or held.amounts, spent, apart)
+  give(held, used or held.amounts, spent)
   set_grant(run, false)
   return 'done'
 end

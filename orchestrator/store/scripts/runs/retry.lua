@@ -33,6 +33,8 @@ if step < number(h[2]) then
   count(batch, 'calls', -number(a.calls))
   if a.ledger then enter(shard .. 'costs', a.ledger) end
 end
+-- Before the entries of what is taken back: those are of that agent.
+if a.agent then redis.call('HSET', run_key, 'agent', a.agent, 'config', a.config) end
 if a.lost ~= '' then note_lost(batch, 'retry:' .. h[4], a.lost) end
 if a.input ~= '' then
   -- Inputs before that step that no step has answered stay: both are JSON lists.
@@ -78,7 +80,6 @@ redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.sli
 if waits then redis.call('HSET', run_key, 'not_before', NEVER) end
 redis.call('HDEL', run_key, 'ended', 'execution_started', 'since', 'losses', 'trial', 'logged', 'trimming', 'outage',
   'parked', 'reach', 'orphans', 'hinted')
-if a.agent then redis.call('HSET', run_key, 'agent', a.agent, 'config', a.config) end
 if a.since and a.since ~= '' then redis.call('HSET', run_key, 'since', a.since) end
 redis.call('ZADD', due_key, now + number(a.grace), run_id)
 local feed = feeds()

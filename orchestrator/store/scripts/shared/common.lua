@@ -48,7 +48,8 @@ local function count(batch, field, by)
   if batch and batch ~= '' and by ~= 0 then redis.pcall('HINCRBY', batch_key(batch), field, digits(by)) end
 end
 
--- Enters a lost attempt into the ledger of model calls; calls without a price are noted in the header's `unpriced`.
+-- Enters a lost attempt into the ledger of model calls, or takes it back; calls without a price are noted in the header's
+-- `unpriced`.
 local MOST_UNPRICED = 32
 local function account(batch, entry, text, sign)
   if not may_be_paid(text) then return end
@@ -62,6 +63,14 @@ local function account(batch, entry, text, sign)
   redis.call('HSET', run_key, 'unpriced', table.concat(names, ' ', math.max(#names - MOST_UNPRICED + 1, 1)))
 end
 
+-- The agent whose call a known entry was for, or the attempt's own entry where this is another call of that: a hand-off
+-- may have changed the header's since.
+local function known_agent(entry, before)
+  before = before or redis.call('HGET', lost_key, (string.gsub(entry, ':%d+$', '')))
+  local readable, e = pcall(cjson.decode, before or '')
+  return readable and type(e) == 'table' and type(e.agent) == 'string' and e.agent or redis.call('HGET', run_key, 'agent')
+end
+
 -- The ledger holds one entry per attempt; a better one replaces it and is not counted again. Of
 -- refusals without end, which cost nothing, the first thousand and the newest stay.
 local MOST_LOST = 1000
@@ -69,18 +78,20 @@ local function note_lost(batch, entry, text)
   local is_free = string.find(text, '"kind":"deferred"', 1, true) and not string.find(text, '"ambiguous":true', 1, true)
   if is_free and redis.call('HLEN', lost_key) >= MOST_LOST then entry = 'deferred' end
   local before = not is_free and redis.call('HGET', lost_key, entry)
-  text = '{"at_ms":' .. digits(now_ms()) .. ',' .. string.sub(text, 2)
+  local agent = (before or may_be_paid(text)) and known_agent(entry, before)
+  text = '{"at_ms":' .. digits(now_ms()) .. (agent and ',"agent":' .. cjson.encode(agent) or '') .. ',' .. string.sub(text, 2)
   if redis.call('HSET', lost_key, entry, text) == 1 then count(batch, 'lost', 1) end
   if before then account(batch, entry, before, -1) end
   account(batch, entry, text, 1)
 end
 
--- Entries of calls that failed before another model was called, with record separators between.
+-- Entries of further calls of an attempt, with record separators between; a number in front of them says how many it has
+-- entered before.
 local function note_failed(note, batch, entry, texts)
-  local n = 1
-  for text in string.gmatch(texts or '', '[^\30]+') do
+  local n = 1 + number(string.match(texts or '', '^%d+'))
+  for text in string.gmatch(texts or '', '{[^\30]*') do
     n = n + 1
-    note(batch, entry .. ':' .. n, text)
+    note(batch, entry .. ':' .. digits(n), text)
   end
 end
 

@@ -3,6 +3,8 @@
 -- (state, tenant, agent, model) and the batch, with line feeds between; a row is the same without the first part, and its
 -- numbers: calls, input, cached, written, output, reasoning, audio tokens, 10^-9 USD, those that were saved, calls with a
 -- default price, calls without a price, calls whose tokens are estimates. Days count from 1970, in UTC.
+-- <shard>costs-names holds each tenant, agent and batch of the rows, by its last day, and '*', by the day from which on all
+-- of them are there: what is not there has no rows since.
 -- Invariant: a line is in the list, or in the sums, never in both. Lines with negative numbers take others back.
 local LINES_KEPT, MOST_LINES, MOST_ROWS, DAYS_KEPT = 128, 512, 1000, 90
 local MOST, DAY_MS = 9007199254740991, 86400000
@@ -46,6 +48,27 @@ local function add_rows(key, rows)
   end
 end
 
+-- Notes whose the rows of a day are. The day from which on this is whole goes when no rows from before it are left.
+local function note_names(costs_key, day, rows, days_kept)
+  local key, members = costs_key .. '-names', {}
+  local today = math.floor(redis.call('TIME')[1] * 1000 / DAY_MS)
+  if redis.call('EXISTS', key) == 0 then members = { string.format('%d', today), '*' } end
+  for name in pairs(rows) do
+    local whose, batch = string.match(name, '^([^\n]+)\n(.*)$')
+    local readable, parts = pcall(cjson.decode, whose)
+    if readable then
+      for kind, value in pairs({ tenant = parts[2], agent = parts[3], batch = batch }) do
+        if type(value) == 'string' and value ~= '' then
+          members[#members + 1], members[#members + 2] = day, kind .. ':' .. value
+        end
+      end
+    end
+  end
+  for i = 1, #members, 1000 do redis.call('ZADD', key, 'GT', unpack(members, i, math.min(i + 999, #members))) end
+  if days_kept then redis.call('ZREMRANGEBYSCORE', key, '-inf', string.format('%d', today - days_kept - 1)) end
+  redis.call('EXPIREAT', key, string.format('%d', (today + (days_kept or DAYS_KEPT) + 2) * DAY_MS / 1000))
+end
+
 -- Sums the oldest lines of the list.
 local function fold(costs_key, days_kept)
   local days = {}
@@ -60,6 +83,7 @@ local function fold(costs_key, days_kept)
   redis.call('LTRIM', costs_key, MOST_LINES, -1)
   for day, rows in pairs(days) do
     local key = costs_key .. ':' .. day
+    note_names(costs_key, day, rows, days_kept)
     add_rows(key, rows)
     -- Clients do not know the workers' setting, and shorten nothing.
     if days_kept or redis.call('TTL', key) < 0 then
@@ -81,7 +105,8 @@ local function may_be_paid(text)
     or string.find(text, '"tokens":', 1, true) and not string.find(text, '"kind":"late"', 1, true)
 end
 
--- An entry's line; `sign` is -1 to take it back. Returns it, and whether its price is not known.
+-- An entry's line; `sign` is -1 to take it back. The entry's own agent counts: it may not be the run's any more. Returns it,
+-- and whether its price is not known.
 local function line_of(text, sign, tenant, agent, batch)
   local readable, e = pcall(cjson.decode, text)
   if not readable or type(e) ~= 'table' then return nil end
@@ -97,6 +122,7 @@ local function line_of(text, sign, tenant, agent, batch)
     e.estimated == true and 1 or 0 }))
   for i, one in ipairs(sums) do sums[i] = one * sign end
   local model = type(e.model) == 'string' and e.model or ''
+  if type(e.agent) == 'string' then agent = e.agent end
   local whose = cjson.encode({ state, tenant or '', agent or '', model })
   local day = string.format('%d', (tonumber(e.at_ms) or 0) / DAY_MS)
   return day .. ' ' .. joined(sums) .. '\n' .. whose .. '\n' .. (batch or ''), is_open
