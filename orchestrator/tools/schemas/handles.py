@@ -14,6 +14,7 @@ from pydantic.errors import PydanticUserError
 from pydantic.json_schema import GenerateJsonSchema
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
 from stepfleet.orchestrator.tools.schemas.checks import problems_of
 from stepfleet.orchestrator.tools.schemas.patterns import check_patterns, compiled, patterns_of
@@ -106,7 +107,7 @@ def handle_of(schema: Any) -> SchemaHandle:
 def _key(schema: Any) -> bytes | None:
     """Return the text that equal schemas share; None for other data than JSON."""
     try:
-        return orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
+        return exact_json.dumps(schema, option=orjson.OPT_SORT_KEYS)
     except (TypeError, ValueError):
         return None
 
