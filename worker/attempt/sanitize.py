@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
 
+from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.calls.tools import ToolCall
@@ -32,7 +33,8 @@ def storable(response: LLMResponse, *, parsed: bool = False) -> LLMResponse:
     """Return the answer as it can be stored: the same object where nothing is wrong with it.
 
     Its texts are valid Unicode; blocks of reasoning that are too large, or nested deeper than 100
-    levels, are left out. `parsed`: its calls come from `parse_tool_calls`, and are sound.
+    levels, are left out. `parsed`: a format of ours has made it, with sound calls; any other one
+    that cannot be stored raises `ModelError`.
 
     Of calls there are no more than a step executes; an error answers the surplus. Counts of
     tokens that cannot be are none.
@@ -59,7 +61,19 @@ def storable(response: LLMResponse, *, parsed: bool = False) -> LLMResponse:
         one is not given for one, given in zip(sound, calls, strict=True)
     ):
         changes["tool_calls"] = sound
-    return response.model_copy(update=changes) if changes else response
+    made = response.model_copy(update=changes) if changes else response
+    if not parsed:
+        _check(made)
+    return made
+
+
+def _check(response: LLMResponse) -> None:
+    """Raise `ModelError` where an answer cannot be stored and read again."""
+    try:
+        LLMResponse.from_json(response.to_json())
+    except (ValueError, TypeError, AttributeError) as error:
+        why = str(error).replace("\n", " ")[:300]
+        raise ModelError(f"the model's answer cannot be stored: {why}") from None
 
 
 def _sound_text(text: str) -> str:

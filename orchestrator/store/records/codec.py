@@ -161,6 +161,16 @@ def log_begin(header: Fields) -> int:
 
 
 @contextmanager
+def writing() -> Iterator[None]:
+    """Raise `SerializationError` for a value that cannot be stored, whoever has let it through."""
+    try:
+        yield
+    except (ValueError, TypeError, RecursionError) as error:
+        msg = f"a record of the step cannot be stored: {str(error)[:300]}"
+        raise SerializationError(msg) from error
+
+
+@contextmanager
 def _reading() -> Iterator[None]:
     try:
         yield
