@@ -53,14 +53,14 @@ def text(
     return dumps(value, default=default, option=option).decode()
 
 
-def loads(data: bytes | str) -> Any:
-    """Return the value of JSON, as records are read: also NaN and infinities.
+def loads(data: bytes | str, *, constants: bool = True) -> Any:
+    """Return the value of JSON; with `constants`, as records are read, also NaN and infinities.
 
     Raises `orjson.JSONDecodeError`, a `ValueError`, on anything else, and for whole numbers of more
     than 4,300 digits.
     """
     try:
-        return from_json(data)
+        return from_json(data, allow_inf_nan=constants)
     except ValueError:  # or nested deeper than that parser reads
         return orjson.loads(data)
 

@@ -70,7 +70,10 @@ def storable(response: LLMResponse, *, parsed: bool = False) -> LLMResponse:
 def _check(response: LLMResponse) -> None:
     """Raise `ModelError` where an answer cannot be stored and read again."""
     try:
-        LLMResponse.from_json(response.to_json())
+        text = response.model_dump_json(
+            exclude_defaults=True, exclude_computed_fields=True, warnings=False
+        )
+        LLMResponse.from_json(text)
     except (ValueError, TypeError, AttributeError) as error:
         why = str(error).replace("\n", " ")[:300]
         raise ModelError(f"the model's answer cannot be stored: {why}") from None

@@ -1,4 +1,4 @@
-"""A paid answer is read though its JSON is not that of the standard, and what was wrong is named."""
+"""A paid answer is read though its JSON is not the standard's, and what was wrong is named."""
 
 import logging
 from collections.abc import Callable
