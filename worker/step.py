@@ -9,9 +9,15 @@ from functools import partial
 
 from stepfleet.orchestrator.agents.agent import criteria_without_code
 from stepfleet.orchestrator.continuation import ContinuationCriteria
-from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.errors import SerializationError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.attempt import Attempt, Interrupted, Interruption, Prevented
+from stepfleet.orchestrator.protocol.attempt import (
+    Attempt,
+    Failed,
+    Interrupted,
+    Interruption,
+    Prevented,
+)
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
@@ -163,7 +169,13 @@ async def commit(
             verdict = replace(verdict, failed=failed, entered=lease.entered)
         if guess := guessed(claim, attempt, verdict, ports):
             verdict = replace(verdict, guess=guess)
-        done = await ports.commit(claim, verdict, events)
+        try:
+            done = await ports.commit(claim, verdict, events)
+        except SerializationError as error:  # no value of an attempt may lose the run
+            if isinstance(attempt, Failed):
+                raise
+            attempt = failure_of(error, attempt.span)
+            continue
         if not done.wanted:
             return StepReport(
                 claim.hint,

@@ -6,11 +6,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.strategies.lookup import json_strategy
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.tools.schemas.bounded_json import (
     READABLE_LEVELS,
@@ -78,9 +77,9 @@ def read_overrides(stored: str | None) -> dict[str, Any]:
     if not stored:
         return {}
     try:
-        found = orjson.loads(stored)
-    except orjson.JSONDecodeError as error:
-        raise SerializationError(f"the run's overrides cannot be read: {error.msg}") from None
+        found = exact_json.loads(stored)
+    except ValueError as error:
+        raise SerializationError(f"the run's overrides cannot be read: {error}") from None
     if not isinstance(found, dict) or is_too_deep(found, READABLE_LEVELS):
         raise SerializationError(
             "the run's overrides cannot be read: no object, or nested too deep"

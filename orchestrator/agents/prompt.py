@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import Annotated, Any
 
-import orjson
 from pydantic import AfterValidator
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records import exact_json
 
 LIMIT = 1024 * 1024
 """Bytes of a prompt, and characters of a worded one."""
@@ -114,4 +114,4 @@ def _value(name: str, fields: Mapping[str, Any]) -> Any:
 def _text(value: Any) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else orjson.dumps(value).decode()
+    return value if isinstance(value, str) else exact_json.text(value)

@@ -23,6 +23,7 @@ from stepfleet.orchestrator.batches.files.openai_format import parse_openai_line
 from stepfleet.orchestrator.batches.files.rows import RowRules
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages
+from stepfleet.orchestrator.records import exact_json
 
 REMEMBERED = 1000
 
@@ -87,7 +88,7 @@ class Plan:
         """What beside the lines decides what their runs do: agents and overrides."""
         parts = sorted(([base.digest, base.overrides] for base in self._used), key=itemgetter(0))
         whole = [self._default, parts, *self.rules.signature]
-        return orjson.dumps(whole, option=orjson.OPT_SORT_KEYS)
+        return exact_json.dumps(whole, option=orjson.OPT_SORT_KEYS)
 
     @property
     def _used(self) -> list[_Base]:
@@ -149,7 +150,7 @@ class Plan:
 
     def _plain(self, line: BatchLine, model: str) -> _Base:
         """Return the agent of a request line: one per model and further fields of the body."""
-        key = orjson.dumps([model, line.extra_body], option=orjson.OPT_SORT_KEYS)
+        key = exact_json.dumps([model, line.extra_body], option=orjson.OPT_SORT_KEYS)
         if key not in self._plains:
             if len(self._plains) >= REMEMBERED:
                 msg = (
@@ -176,7 +177,7 @@ class Plan:
         """Return the run's overrides in stored form and its step limit."""
         if not wanted:
             return base.overrides, base.changed.max_steps
-        key = (base.digest, orjson.dumps(wanted, option=orjson.OPT_SORT_KEYS))
+        key = (base.digest, exact_json.dumps(wanted, option=orjson.OPT_SORT_KEYS))
         if key not in self._known:
             own = stored_overrides(base.changed, wanted)
             changed = base.changed.with_overrides(own)

@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 
@@ -46,8 +45,7 @@ def summary_message(text: str) -> Message:
 def _line(message: Message, longest: int) -> str:
     parts = [message.text] if message.text else []
     parts += [
-        f"calls {call.name} with {orjson.dumps(call.arguments).decode()}"
-        for call in message.tool_calls
+        f"calls {call.name} with {exact_json.text(call.arguments)}" for call in message.tool_calls
     ]
     name = f"tool {message.name}" if message.is_tool() and message.name else message.role.value
     return f"{name}: {_clipped(' '.join(parts), longest)}"

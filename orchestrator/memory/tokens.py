@@ -9,10 +9,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import OVERHEAD, estimate_tokens
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.conversation.messages import Message
 
 log = logging.getLogger(__name__)
@@ -97,7 +96,7 @@ def _counting(encode: Encode) -> Count:
             return estimate_tokens(message)
         total = OVERHEAD + tokens(message.content)
         for call in message.tool_calls:
-            total += tokens(call.name) + tokens(orjson.dumps(call.arguments).decode())
+            total += tokens(call.name) + tokens(exact_json.text(call.arguments))
         return total
 
     return count

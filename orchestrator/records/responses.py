@@ -10,7 +10,7 @@ from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolSpec
 from stepfleet.orchestrator.records.conversation.messages import Block, Content, Message
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.usage import CacheUse, Fallback, UsageStats
+from stepfleet.orchestrator.records.usage import MOST_TOKENS, CacheUse, Fallback, UsageStats
 
 ReasoningEffort = Literal["none", "minimal", "low", "medium", "high"]
 
@@ -34,13 +34,13 @@ class ModelSettings(Record):
     timeout: float = Field(default=120.0, gt=0)
     temperature: float | None = Field(default=None, ge=0, le=2)
     top_p: float | None = Field(default=None, gt=0, le=1)
-    max_tokens: int | None = Field(default=None, gt=0)
+    max_tokens: int | None = Field(default=None, gt=0, le=MOST_TOKENS)
     stop: tuple[str, ...] = ()
     seed: int | None = None
     stream: bool = False
     extra_body: dict[str, Any] = Field(default_factory=dict)
     reasoning_effort: ReasoningEffort | None = Field(default=None, exclude_if=operator.not_)
-    reasoning_budget: int | None = Field(default=None, ge=0, exclude_if=_is_none)
+    reasoning_budget: int | None = Field(default=None, ge=0, le=MOST_TOKENS, exclude_if=_is_none)
     service_tier: str | None = Field(default=None, min_length=1, exclude_if=operator.not_)
     prompt_cache: bool = Field(default=True, exclude_if=bool)
 

@@ -23,8 +23,8 @@ UNKNOWN = "unknown"
 MOST_CALLS = 256
 """So many calls of one answer are executed; one more reports the limit, others are dropped."""
 
-_MAX_NAME = 200
-_MAX_ID = 512
+LONGEST_TOOL = 200
+LONGEST_ID = 512
 _EXCERPT = 80
 
 
@@ -123,7 +123,7 @@ def _call_id(given: Any) -> str | None:
         text = str(given)
     except ValueError:  # an integer of too many digits
         return None
-    fits = text.strip() and len(text) <= _MAX_ID and _clean(text)
+    fits = text.strip() and len(text) <= LONGEST_ID and _clean(text)
     return text if fits else None
 
 
@@ -134,9 +134,9 @@ def _name(given: Any) -> tuple[str, str | None]:
         kind = type(given).__name__
         return UNKNOWN, f"the name of the call's tool must be text, and is of type {kind}"
     name = given.strip()
-    if len(name) > _MAX_NAME or not _clean(name):
+    if len(name) > LONGEST_TOOL or not _clean(name):
         return UNKNOWN, (
-            f"the name of the call's tool is no valid name (at most {_MAX_NAME} characters, "
+            f"the name of the call's tool is no valid name (at most {LONGEST_TOOL} characters, "
             f"no NUL, valid Unicode)"
         )
     return name, None

@@ -4,13 +4,12 @@ So token limits and budgets bind on any server, and a call that failed while its
 working is listed with its estimated cost.
 """
 
-import orjson
-
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import text_tokens
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import FailedCall, Spent, UsageStats, bounded_cost
@@ -118,4 +117,4 @@ def _tokens(text: str) -> int:
 
 
 def _text(arguments: object) -> str:
-    return orjson.dumps(arguments).decode()
+    return exact_json.text(arguments)

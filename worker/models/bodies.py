@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.calls.tools import ToolSpec
 from stepfleet.orchestrator.records.conversation.messages import REASONING, Block, Message, Role
 from stepfleet.orchestrator.records.errors import ModelErrorCode
@@ -18,7 +19,6 @@ from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.lenient_json import read_json
 
 NO_NAME = "unnamed_tool"
-_encode_any = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _NAME_LENGTH = 64
 _LONGEST_REASONING = 16_000
 _LONGEST_WORD = 100
@@ -33,7 +33,7 @@ def encode(body: dict[str, Any]) -> bytes:
     """Return the body as JSON. Lone surrogates and integers above 64 bits are kept, escaped."""
     try:
         # Copied: what orjson returns keeps 4 KiB, however short it is, and a call may be long.
-        return bytes(memoryview(orjson.dumps(body)))
+        return bytes(memoryview(exact_json.dumps(body)))
     except TypeError:
         return json.dumps(body, separators=(",", ":")).encode()
 
@@ -41,9 +41,9 @@ def encode(body: dict[str, Any]) -> bytes:
 def json_text(value: Any) -> str:
     """Return a value as JSON text, whatever characters and integers it has."""
     try:
-        return orjson.dumps(value).decode()
-    except TypeError:  # lone surrogates, integers above 64 bits
-        return _encode_any(value)
+        return exact_json.text(value)
+    except TypeError:  # lone surrogates
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def parse_body(body: bytes) -> dict[str, Any]:

@@ -1,46 +1,66 @@
-"""Reads JSON of services, some of which leave control characters in their texts unescaped. Pure.
+"""Reads JSON of services, some of which write it in other ways than its standard has it.
 
+Tolerated, and named in the log: NaN and infinities, lone surrogates, bytes that are no UTF-8, a
+byte order mark, control characters in texts. A paid answer is not to be lost by any of them.
 Everything else that is no JSON stays refused.
 """
 
-import re
+import json
+import logging
 from typing import Any
 
 import orjson
+from pydantic_core import from_json
 
-MENDED_BYTES = 2 * 1024 * 1024
-"""Bytes of the longest text that is mended: the search for its strings holds up the others."""
+from stepfleet.orchestrator.records.exact_json import MAX_DIGITS
+from stepfleet.worker.toolbox.failure_log import Equals
+
+log = logging.getLogger(__name__)
 
 MOST_SIGNS = 2_000_000
 """Brackets, commas and colons that a text may have. While the parser makes values of them no thread
 of the process runs, and in an answer of 16 MiB that can be many seconds."""
 
-# A string without an end reaches to the end of the text, and nothing is tried twice: a search that
-# began anew at each of its escaped quotes would take hours for what MENDED_BYTES can hold.
-_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
-_CONTROL = re.compile(rb"[\x00-\x1f]")
 _SIGNS = (b",", b":", b"[", b"{")
-_CODES = frozenset(range(0x20))
+_equals = Equals()
 
 
 def read_json(data: bytes) -> Any:
-    """Return the value of `data`.
+    """Return the value of `data`; whole numbers of up to 4,300 digits are exact.
 
-    Raises `orjson.JSONDecodeError` where it is none, and where it may have far more values than an
-    answer has.
+    NaN and infinities are those of `float`, as are longer numbers; lone surrogates stay in texts.
+    Raises `orjson.JSONDecodeError` where it is no JSON, and where it may have far more values than
+    an answer has.
     """
     if len(data) > MOST_SIGNS and sum(map(data.count, _SIGNS)) > MOST_SIGNS:
         raise orjson.JSONDecodeError(f"more than {MOST_SIGNS} brackets, commas and colons", "", 0)
     try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError:
-        if len(data) > MENDED_BYTES or not _CONTROL.search(data):
-            raise
-        return orjson.loads(_STRING.sub(_escaped, data))
+        return from_json(data, allow_inf_nan=False)
+    except ValueError as error:
+        return _read_leniently(data, str(error).partition(" at line ")[0])
 
 
-def _escaped(string: re.Match[bytes]) -> bytes:
-    text = string[0]
-    for code in _CODES.intersection(text):  # a text of control characters alone is one pass each
-        text = text.replace(bytes((code,)), b"\\u%04x" % code)
-    return text
+def _read_leniently(data: bytes, why: str) -> Any:
+    text = data.decode("utf-8-sig", "replace")
+    constants: list[str] = []
+
+    def constant(word: str) -> float:
+        constants.append(word)
+        return float(word)
+
+    decoder = json.JSONDecoder(strict=False, parse_int=_whole, parse_constant=constant)
+    try:
+        value = decoder.decode(text)
+    except json.JSONDecodeError as error:
+        raise orjson.JSONDecodeError(error.msg, text, error.pos) from None
+    except RecursionError:
+        raise orjson.JSONDecodeError("nested too deep", "", 0) from None
+    why = constants[0] if constants else why
+    if (left_out := _equals.left_out(why)) is not None:
+        more = f" ({left_out} more like it were not logged)" if left_out else ""
+        log.warning("a service's answer is no standard JSON (%s), and is read%s", why, more)
+    return value
+
+
+def _whole(digits: str) -> float:
+    return int(digits) if len(digits) <= MAX_DIGITS else float(digits)

@@ -238,12 +238,13 @@ async def _guarded(
     """Hold any model to the deadline, to the exception tree and to the type of its answer."""
     kind = type(llm).__name__
     seconds = request.settings.timeout
+    text = on_text and _well_formed_to(on_text)
     try:
         if type(llm) is HttpModel:  # keeps the deadline itself, and two cost twice
-            response: Any = await _call(llm, request, on_text)
+            response: Any = await _call(llm, request, text)
         else:
             async with asyncio.timeout(seconds):
-                response = await _call(llm, request, on_text and _well_formed_to(on_text))
+                response = await _call(llm, request, text)
     except AgentException:
         raise
     except TimeoutError:
@@ -254,8 +255,7 @@ async def _guarded(
     if not isinstance(response, LLMResponse):
         msg = f"model {kind} returned a {type(response).__name__}: generate must return LLMResponse"
         raise ModelError(msg)
-    # Texts that a format has parsed are valid Unicode already.
-    answer = response if type(llm) is HttpModel else storable(response)
+    answer = storable(response, parsed=type(llm) is HttpModel)
     if answer.model:
         return answer
     return answer.model_copy(update={"model": request.model})

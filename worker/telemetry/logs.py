@@ -16,6 +16,7 @@ from celery import signals
 
 from stepfleet.orchestrator.events.envelope import stamp
 from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.text.redaction import redact
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 
@@ -89,7 +90,7 @@ class JsonLines(logging.Formatter):
         elif record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         plain = {name: self._plain(value) for name, value in line.items()}
-        text = orjson.dumps(plain, default=repr, option=orjson.OPT_NON_STR_KEYS).decode()
+        text = exact_json.text(plain, default=repr, option=orjson.OPT_NON_STR_KEYS)
         return redact(text, self._environment)
 
     def _plain(self, value: Any) -> Any:

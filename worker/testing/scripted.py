@@ -10,7 +10,6 @@ from itertools import count
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-import orjson
 from pydantic import BaseModel
 
 from stepfleet.orchestrator.agents.agent import Agent, with_sub_agents
@@ -22,6 +21,7 @@ from stepfleet.orchestrator.client.submission.inputs import Input
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import AgentRunResult
@@ -83,7 +83,7 @@ class ScriptedModel(LLM):
             data = entry.model_dump(mode="json") if isinstance(entry, BaseModel) else entry
             if STRUCTURED_RESPONSE in offered:
                 return Reply(tool_calls=(call(STRUCTURED_RESPONSE, structured=data),))
-            return Reply(orjson.dumps(data).decode())
+            return Reply(exact_json.text(data))
         if isinstance(entry, str):
             return Reply(entry)
         calls = _calls(entry)

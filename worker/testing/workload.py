@@ -4,15 +4,14 @@ The input is JSON: `seconds` before each answer, `tools` (whether an answer asks
 `work`), and `tool_seconds`. The last answer ends the run.
 """
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.replies import Reply, ToolCallReply
 
 
 def rules(request: RequestRecord) -> Reply:
     """Return the planned answer. Raises `ValueError` for an input that is no plan."""
-    plan = orjson.loads(request.question)
+    plan = exact_json.loads(request.question)
     last = len(plan["seconds"]) - 1
     place = min(request.turn - 1, last)
     seconds = float(plan["seconds"][place])

@@ -17,7 +17,8 @@ from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from stepfleet.orchestrator.errors import ToolExecutionError
 from stepfleet.orchestrator.records.conversation.tool_text import value_text
-from stepfleet.orchestrator.tools.schemas.bounded_json import MAX_DEPTH, MAX_DIGITS, is_unicode
+from stepfleet.orchestrator.records.exact_json import MAX_DIGITS
+from stepfleet.orchestrator.tools.schemas.bounded_json import MAX_DEPTH, is_unicode
 
 RESULT_LIMIT = 256 * 1024
 """Bytes of UTF-8 that a result may have as text."""

@@ -3,18 +3,19 @@
 Knows neither files nor agents: whether an agent exists and takes the overrides is decided later.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import orjson
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.agents.prompt import worded
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.media import normalized
 from stepfleet.orchestrator.protocol.composing import check_data, check_places, places_of
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.text.validation import explain_invalid, meant
@@ -62,8 +63,8 @@ class BatchLine:
 def read_object(raw: bytes) -> dict[str, Any]:
     """Return a line's JSON object. Raises `ConfigurationError`."""
     try:
-        data = orjson.loads(raw)
-    except orjson.JSONDecodeError as error:
+        data = exact_json.loads_as_written(raw)
+    except json.JSONDecodeError as error:
         msg = f"is not valid JSON ({error.msg} at column {error.colno}); write one object per line"
         raise ConfigurationError(msg) from None
     if not isinstance(data, dict):
@@ -170,7 +171,7 @@ def input_of(
         check_nesting(value, name)
         if prompt is None and value.keys() >= {"role", "content"}:
             raise ConfigurationError(f"field {name!r} is one message; write a list of messages")
-        text = orjson.dumps(value).decode() if prompt is None else worded(prompt, value)
+        text = exact_json.text(value) if prompt is None else worded(prompt, value)
         return parse_input(text, name)
     if prompt is not None and isinstance(value, str):
         return parse_input(worded(prompt, line or {name: value}), name)
@@ -207,13 +208,18 @@ def parse_input(value: Any, name: str) -> tuple[Message, ...]:
     if isinstance(value, str):
         if not value.strip():
             raise ConfigurationError(f"field {name!r} is empty; write the question or task there")
-        check_size(len(value.encode()), INPUT_LIMIT, name)
+        try:
+            size = len(value.encode())
+        except UnicodeEncodeError:
+            msg = f"field {name!r} holds a lone surrogate, which is no valid Unicode; leave it out"
+            raise ConfigurationError(msg) from None
+        check_size(size, INPUT_LIMIT, name)
         return (Message.user(value),)
     if not isinstance(value, list) or not value:
         msg = f"field {name!r} is {_kind(value)}; write text, a list of messages, or a dict"
         raise ConfigurationError(msg)
     check_nesting(value, name)
-    check_size(len(orjson.dumps(value)), INPUT_LIMIT, name)
+    value = stored_form(value, INPUT_LIMIT, name)
     return tuple(_message(one, f"{name}.{index}") for index, one in enumerate(value))
 
 
@@ -221,8 +227,7 @@ def parse_metadata(value: Any) -> dict[str, Any]:
     """Return a run's metadata, a JSON object of at most 64 KiB."""
     metadata = _object(value, "metadata")
     check_nesting(metadata, "metadata")
-    check_size(len(orjson.dumps(metadata)), METADATA_LIMIT, "metadata")
-    return metadata
+    return stored_form(metadata, METADATA_LIMIT, "metadata") if metadata else {}
 
 
 def check_size(size: int, limit: int, name: str) -> None:
@@ -233,6 +238,17 @@ def check_size(size: int, limit: int, name: str) -> None:
             f"({limit // 1024:,} KiB): shorten it, or pass a reference that a tool reads"
         )
         raise ConfigurationError(msg)
+
+
+def stored_form(value: Any, limit: int, name: str) -> Any:
+    """Return a value as it is stored: dates as text, NaN as null."""
+    try:
+        text = exact_json.dumps(value, default=exact_json.json_form)
+    except TypeError as error:
+        msg = f"field {name!r} is no JSON data ({error}); give text, numbers, lists and dicts"
+        raise ConfigurationError(msg) from None
+    check_size(len(text), limit, name)
+    return exact_json.loads(text)
 
 
 def _message(value: Any, name: str) -> Message:

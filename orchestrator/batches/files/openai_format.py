@@ -7,11 +7,10 @@ that calls the model named by the line.
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.files.lines import BatchLine, parse_id, parse_input
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -165,7 +164,7 @@ def _content(result: AgentRunResult) -> str | None:
     """Return a run's answer as a message has it: data of an `output_type` as JSON."""
     if result.structured is None:
         return result.output
-    return orjson.dumps(result.structured).decode()
+    return exact_json.text(result.structured)
 
 
 def _response(result: AgentRunResult) -> dict[str, Any]:

@@ -4,22 +4,17 @@ Reads in constant memory. A row that cannot be used becomes a line with its prob
 further rows cannot be trusted is refused as a whole. Numbers are those of the file.
 """
 
-import base64
 import codecs
 import csv
 import json
 import re
 from collections.abc import Callable, Iterator
-from datetime import date, time, timedelta
-from decimal import Decimal
 from functools import partial
 from typing import Any, BinaryIO
 
-import orjson
-from pydantic import BaseModel
-
 from stepfleet.orchestrator.batches.files.raw_lines import LINE_LIMIT, RawLine, lines_in, too_long
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records import exact_json
 
 ROWS_AT_ONCE = 100
 _CHUNK = 256 * 1024
@@ -28,21 +23,6 @@ _REFUSED = {
     b"PK\x03\x04": "is a spreadsheet or a zip archive; save it as CSV or Parquet",
 }
 Reader = Callable[[BinaryIO], Iterator[RawLine]]
-
-
-def json_form(value: Any) -> Any:
-    """Return the JSON form of a value that orjson has none for. Raises `TypeError`."""
-    if isinstance(value, BaseModel):
-        return value.model_dump(mode="json", exclude_defaults=True)
-    if isinstance(value, Decimal):
-        return str(value)
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, timedelta):
-        return value.total_seconds()
-    if isinstance(value, date | time):  # subclasses, as those of pandas
-        return value.isoformat()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def check_kind(file: BinaryIO) -> None:
@@ -199,7 +179,7 @@ def _csv_line(
 
 def _as_line(row: int, number: int, values: dict[str, Any], unit: str) -> RawLine:
     try:
-        data = orjson.dumps(values, default=json_form)
+        data = exact_json.dumps(values, default=exact_json.json_form)
     except TypeError as error:
         return RawLine(row, number, None, f"has a value without a JSON form ({error})", unit)
     return (

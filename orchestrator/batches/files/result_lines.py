@@ -2,17 +2,17 @@
 
 from typing import Any
 
-import orjson
 from pydantic.alias_generators import to_snake
 
 from stepfleet.orchestrator.batches.files.tables.fields import as_json
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 
 def as_line(data: dict[str, Any]) -> bytes:
     """Return data as a line, with its line break."""
     try:
-        return orjson.dumps(data, default=str) + b"\n"
+        return exact_json.dumps(data, default=str) + b"\n"
     except TypeError:  # integers beyond 64 bits, lone surrogates
         return as_json(data).encode("utf-8", "replace") + b"\n"
 

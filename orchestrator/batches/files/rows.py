@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.agents.prompt import names_shown, worded
 from stepfleet.orchestrator.batches.files.lines import (
     FIELDS,
@@ -24,6 +22,7 @@ from stepfleet.orchestrator.batches.files.lines import (
     parse_line,
 )
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.conversation.messages import Message
 
 KEPT_VALUE = 200
@@ -99,7 +98,7 @@ class RowRules:
             return parse_input(worded(prompt, fields), "input")
         value = data[name]
         if isinstance(value, int | float):
-            value = orjson.dumps(value).decode()
+            value = exact_json.text(value)
         return input_of(value, name)
 
 
@@ -110,7 +109,7 @@ def kept_of(row: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in row.items():
         if isinstance(value, str | list | dict) and len(value) > KEPT_VALUE:
             continue
-        size = len(orjson.dumps(value))
+        size = len(exact_json.dumps(value))
         left -= len(name.encode()) + size if size <= KEPT_VALUE else 0
         if left < 0:
             break

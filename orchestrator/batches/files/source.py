@@ -13,11 +13,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, Self
 
-import orjson
-
 from stepfleet.orchestrator.batches.files.raw_lines import RawLine
-from stepfleet.orchestrator.batches.files.readers import READERS, TABLES, check_kind, json_form
+from stepfleet.orchestrator.batches.files.readers import READERS, TABLES, check_kind
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records import exact_json
 
 InputFormat = Literal["jsonl", "json", "csv", "tsv", "parquet"]
 Given = str | Path | Iterable[Any]
@@ -145,7 +144,7 @@ def _spool_objects(objects: Iterable[Any]) -> BinaryIO:
 def _line_of(one: Any, number: int) -> bytes:
     data = {"input": one} if isinstance(one, str) else one
     try:
-        return orjson.dumps(data, default=json_form) + b"\n"
+        return exact_json.dumps(data, default=exact_json.json_form) + b"\n"
     except TypeError as error:
         msg = f"line {number}: is no JSON data ({error}); give dicts of text, numbers and lists"
         raise ConfigurationError(msg) from None

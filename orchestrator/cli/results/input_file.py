@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import orjson
-
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.files.lines import format_of, read_object
@@ -23,6 +21,7 @@ from stepfleet.orchestrator.batches.files.source import BatchInput, InputFormat,
 from stepfleet.orchestrator.client.submission.inputs import BatchOptions, Priority
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import BATCH, own_limit
+from stepfleet.orchestrator.records import exact_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +73,7 @@ def digest_of(source: BatchInput, form: InputForm = InputForm()) -> bytes:
     for line in source:
         digest.update((line.data or b"") + b"\n")
     if named := [form.input_field, form.id_field] if form.input_field or form.id_field else []:
-        digest.update(orjson.dumps(named))
+        digest.update(exact_json.dumps(named))
     if form.tenant:
         digest.update(f"tenant {form.tenant}".encode())
     return digest.digest()

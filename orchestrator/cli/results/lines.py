@@ -6,12 +6,11 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
-import orjson
-
 from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
 from stepfleet.orchestrator.batches.files.result_lines import as_line, full, slim
 from stepfleet.orchestrator.batches.files.tables.fields import cells, select
 from stepfleet.orchestrator.cli.results.layout import Layout
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 _selected = lru_cache(maxsize=1)(select)
@@ -38,8 +37,8 @@ def to_line(result: AgentRunResult, layout: Layout) -> bytes:
 def mark_of(line: bytes, layout: Layout) -> Mark | None:
     """Return the mark of a line that was written before; None where it is no such line."""
     try:
-        data = orjson.loads(line)
-    except orjson.JSONDecodeError:
+        data = exact_json.loads(line)
+    except ValueError:
         return None
     if not isinstance(data, dict):
         return None

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
@@ -32,6 +30,7 @@ from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.operations.asks_below import asks_below
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.events.streamed_text import StreamedText
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.batches.batches import run_id_of
@@ -211,7 +210,7 @@ def print_answer(result: AgentRunResult, *, json: bool, shown_before: str = "") 
 def _print_text(result: AgentRunResult, shown_before: str) -> None:
     answer = result.output
     if answer is None and result.structured is not None:
-        answer = orjson.dumps(result.structured).decode()
+        answer = exact_json.text(result.structured)
     if answer is None or (shown_before and answer.strip() == shown_before.strip()):
         answer = ""
     terminal = sys.stdout.isatty()

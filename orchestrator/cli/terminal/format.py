@@ -5,7 +5,7 @@ from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
-import orjson
+from stepfleet.orchestrator.records import exact_json
 
 _SMALLEST = 9
 """Digits of a billionth of a dollar, the unit in which the ledger counts."""
@@ -56,7 +56,7 @@ def shown(value: Any, limit: int = 0) -> str:
     Line breaks and tabs stay where there is no `limit`; with one, the text becomes a single
     line of at most that many characters.
     """
-    text = value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    text = value if isinstance(value, str) else exact_json.text(value, default=str)
     if limit:
         text = " ".join(text.split())
         text = text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import orjson
 from rich.console import Console, RenderableType
 
+from stepfleet.orchestrator.records import exact_json
+
 _FILE_WIDTH = 160
 """Characters in a line where there is no terminal that tells its width."""
 
@@ -28,12 +30,12 @@ def screen(*, stderr: bool = False) -> Console:
 
 def print_json(data: Any) -> None:
     """Print data as JSON, indented for people."""
-    _write(orjson.dumps(data, default=str, option=orjson.OPT_INDENT_2))
+    _write(exact_json.dumps(data, default=str, option=orjson.OPT_INDENT_2))
 
 
 def print_json_line(data: Any) -> None:
     """Print data as one line of JSON, at once."""
-    _write(orjson.dumps(data, default=str))
+    _write(exact_json.dumps(data, default=str))
 
 
 def print_either(

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
@@ -16,6 +14,7 @@ from stepfleet.orchestrator.cli.terminal.format import count
 from stepfleet.orchestrator.cli.terminal.output import every_second, print_outcome
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.text.durations import duration
 from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
@@ -47,8 +46,8 @@ def overrides_of(raised: Sequence[str], option: str = "--raise") -> dict[str, An
             msg = f"{option} {one}: write FIELD=VALUE, as in {option} max_steps=20"
             raise ConfigurationError(msg)
         try:
-            overrides[name.strip()] = orjson.loads(value)
-        except orjson.JSONDecodeError:
+            overrides[name.strip()] = exact_json.loads(value)
+        except ValueError:
             overrides[name.strip()] = value.strip()
     return overrides
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from datetime import datetime
 from typing import Any, Self
 
-import orjson
 from pydantic import Field, ValidationError
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCall
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
@@ -118,7 +118,7 @@ class AgentCheckpoint(Record):
 
     def to_json(self) -> str:
         """Return `to_dict` as text."""
-        return orjson.dumps(self.to_dict()).decode()
+        return exact_json.text(self.to_dict())
 
     @classmethod
     def from_dict(cls, data: Any) -> Self:
@@ -146,10 +146,11 @@ class AgentCheckpoint(Record):
     def from_json(cls, data: str | bytes) -> Self:
         """Read what `to_json` returns. Raises `SerializationError`."""
         try:
-            return cls.from_dict(orjson.loads(data))
-        except orjson.JSONDecodeError as error:
+            found = exact_json.loads(data)
+        except ValueError as error:
             msg = f"the checkpoint is not valid JSON ({error}); it may have been cut off"
             raise SerializationError(msg) from None
+        return cls.from_dict(found)
 
     def check(self) -> None:
         """Raise `SerializationError` where numbers cannot be, or do not fit the lists."""

@@ -4,24 +4,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import orjson
-
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.batches.files.lines import (
+    INPUT_LIMIT,
     AfterFailed,
     input_of,
     parse_input,
     parse_metadata,
     parse_tenant,
+    stored_form,
 )
-from stepfleet.orchestrator.batches.files.readers import json_form
 from stepfleet.orchestrator.batches.files.rows import RowRules
 from stepfleet.orchestrator.batches.files.source import Given, InputFormat
 from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.client.submission.after import AfterRuns, One, after_of, ids_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, Limit, own_limit, priority_of
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
@@ -170,10 +170,7 @@ def origin_of(given: Input) -> RunOrigin | None:
 
 
 def _data(given: Mapping[str, Any]) -> Any:
-    try:
-        return orjson.loads(orjson.dumps(dict(given), default=json_form))
-    except TypeError as error:
-        raise ConfigurationError(f"field 'input' is no JSON data ({error})") from None
+    return stored_form(dict(given), INPUT_LIMIT, "input")
 
 
 def _answer(result: AgentRunResult) -> str:
@@ -183,7 +180,7 @@ def _answer(result: AgentRunResult) -> str:
         raise ConfigurationError(msg)
     parts = [result.output] if result.output else []
     if result.structured is not None:
-        parts.append(orjson.dumps(result.structured).decode())
+        parts.append(exact_json.text(result.structured))
     if not parts:
         msg = f"field 'input': run {result.run_id} has no output; pass one that has"
         raise ConfigurationError(msg)

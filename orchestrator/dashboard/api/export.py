@@ -7,13 +7,13 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
-import orjson
 from tornado import web
 from tornado.iostream import StreamClosedError
 
 from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, Parameter, whole
 from stepfleet.orchestrator.dashboard.api.reads import Runs
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.run.summary import RunPage, RunSummary
 
 log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ class RunsExport(ApiHandler):
 
 
 def _line(row: Mapping[str, Any]) -> bytes:
-    return orjson.dumps(row) + b"\n"
+    return exact_json.dumps(row) + b"\n"
 
 
 def _cells(row: Mapping[str, Any]) -> list[object]:

@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from tempfile import TemporaryFile
 from typing import Any, ClassVar
 
-import orjson
 from tornado.ioloop import IOLoop
 
 from stepfleet.orchestrator.batches.check import BatchCheck
@@ -18,6 +17,7 @@ from stepfleet.orchestrator.dashboard.api.actions import Audited
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, Site, flag, text
 from stepfleet.orchestrator.dashboard.api.records import SubmissionResult
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
+from stepfleet.orchestrator.records import exact_json
 
 LARGEST = 128 * 1024 * 1024
 """Bytes of a file that is taken; larger ones are for `stepfleet submit`."""
@@ -127,7 +127,7 @@ class Submission(Audited):
                 await self.attempt(self._check)
             else:
                 about = f"batch {self._given['id'] or self._given['name']}"
-                detail = orjson.dumps(self._given).decode()
+                detail = exact_json.text(self._given)
                 await self.attempt(lambda: self.audited(verb, about, detail, self._submit))
 
     async def _check(self) -> BatchCheck:

@@ -5,12 +5,12 @@ Pub/sub keeps nothing: late readers use the run's event log (`fleet.runs.events`
 
 from typing import Any, Self
 
-import orjson
 from redis.asyncio import Redis
 from redis.asyncio.cluster import RedisCluster
 from redis.exceptions import ConnectionError, RedisClusterException  # noqa: A004 - redis's own
 
 from stepfleet.orchestrator.events.broadcast.port import Envelope
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.redis_client.clients import client_of
 
 SECONDS = 5.0
@@ -31,7 +31,7 @@ class RedisPubSub:
     async def broadcast(self, channel: str, envelope: Envelope) -> None:
         """Publish one envelope."""
         try:
-            await self._client.publish(channel, orjson.dumps(dict(envelope)))
+            await self._client.publish(channel, exact_json.dumps(dict(envelope)))
         except RedisClusterException as error:  # no node answers; the client's is no RedisError
             raise ConnectionError(str(error)) from error
 

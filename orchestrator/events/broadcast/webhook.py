@@ -10,11 +10,10 @@ from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import orjson
-
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.events.broadcast.port import Envelope
 from stepfleet.orchestrator.events.broadcast.signing import HEADER, signature
+from stepfleet.orchestrator.records import exact_json
 
 if TYPE_CHECKING:
     import httpx
@@ -61,7 +60,7 @@ class Webhook:
         """Send envelopes in one request. Raises `WebhookError` where it is not accepted."""
         import httpx  # noqa: PLC0415 - takes long, and workers without webhooks never need it
 
-        body = orjson.dumps({"events": [dict(one) for one in envelopes]})
+        body = exact_json.dumps({"events": [dict(one) for one in envelopes]})
         headers: dict[str, Any] = {
             "accept-encoding": "identity",
             "content-type": "application/json",

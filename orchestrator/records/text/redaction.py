@@ -15,7 +15,7 @@ from functools import lru_cache
 from typing import Any
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
-import orjson
+from stepfleet.orchestrator.records import exact_json
 
 HIDDEN = "[redacted]"
 _SECRET_NAME = re.compile(
@@ -119,7 +119,7 @@ class Redactor:
         found = _forms(self._environment, known)
         self._known = known
         self._secrets = tuple(one for one in found if _is_unmistakable(one))
-        self._looks = tuple(orjson.dumps(one)[1:-1] for one in self._secrets)
+        self._looks = tuple(exact_json.dumps(one)[1:-1] for one in self._secrets)
 
     def data(self, value: Any) -> Any:
         """Return JSON data without secrets: the same object where none is in it."""
@@ -130,7 +130,7 @@ class Redactor:
         if not self._looks or value is None:
             return value
         try:
-            text = orjson.dumps(value)
+            text = exact_json.dumps(value)
         except TypeError:  # integers beyond 64 bits
             return self._without(value)
         return self._without(value) if any(look in text for look in self._looks) else value
@@ -216,7 +216,7 @@ def _written(secret: str) -> Iterator[str]:
     yield from {
         quote(secret, safe=""),
         repr(secret)[1:-1],
-        orjson.dumps(_sound(secret)).decode()[1:-1],
+        exact_json.text(_sound(secret))[1:-1],
     }
     if len(secret) >= _SHORTEST_IN_DATA:
         for encode in (base64.b64encode, base64.urlsafe_b64encode):

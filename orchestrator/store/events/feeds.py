@@ -10,9 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.events.envelope import Event, channel_of, numbered
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import PREFIX, Keys
 from stepfleet.orchestrator.store.lua import run_script
@@ -42,7 +41,7 @@ class Chunks:
         """Write chunks of any runs and publish them, in one round trip."""
         commands: list[tuple[Any, ...]] = []
         for chunk in chunks:
-            key, text = self._key(chunk.session_id), orjson.dumps(chunk.to_dict())
+            key, text = self._key(chunk.session_id), exact_json.dumps(chunk.to_dict())
             commands += [
                 ("XADD", key, "MAXLEN", "~", MOST_KEPT, "*", "chunk", text),
                 ("EXPIRE", key, KEPT_SECONDS),
@@ -55,7 +54,7 @@ class Chunks:
         entries = await self._connection.execute(
             "XRANGE", self._key(run_id), f"({after}" if after != "0" else "-", "+", "COUNT", 500
         )
-        chunks = [orjson.loads(pairs(fields)["chunk"]) for _, fields in entries]
+        chunks = [exact_json.loads(pairs(fields)["chunk"]) for _, fields in entries]
         return chunks, entries[-1][0] if entries else after
 
     def _key(self, run_id: str) -> str:

@@ -5,13 +5,13 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.memory.window import History, Messages, Part
 from stepfleet.orchestrator.protocol.claim import Journal, Outage, Want
 from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.calls.answers import Answer
 from stepfleet.orchestrator.records.calls.logged_calls import LoggedCalls
@@ -96,7 +96,7 @@ def stored_step(logged: LoggedStep) -> str:
 
 def stored_agent(agent: RunAgent) -> Fields:
     """Return the header's fields that say which agent has the run."""
-    overrides = orjson.dumps(agent.overrides).decode() if agent.overrides else ""
+    overrides = exact_json.text(agent.overrides) if agent.overrides else ""
     return {"agent": agent.name, "config": agent.config, "overrides": overrides}
 
 
@@ -130,9 +130,9 @@ def stored_guesses(guesses: Iterable[Spent]) -> str:
     for one in guesses:
         fields = {"tokens": one.tokens, "cost_usd": one.cost_usd, "estimated": one.estimated}
         usage = one.usage.model_dump(exclude_defaults=True) if one.usage else {}
-        text = orjson.dumps({**fields, "model": one.model, "usage": usage}).decode()
+        text = exact_json.text({**fields, "model": one.model, "usage": usage})
         texts.append((one.model, text))
-    return orjson.dumps(texts).decode()
+    return exact_json.text(texts)
 
 
 def stored_outcome(outcome: ContinuationOutcome | None) -> str:
@@ -159,6 +159,16 @@ def log_end(window: Window | None) -> str:
 def log_begin(header: Fields) -> int:
     """Return the first step that a claim with this header has read (see `log_end`)."""
     return int((header.get("since") or "0").partition(" ")[0])
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Raise `SerializationError` for a value that cannot be stored, whoever has let it through."""
+    try:
+        yield
+    except (ValueError, TypeError, RecursionError) as error:
+        msg = f"a record of the step cannot be stored: {str(error)[:300]}"
+        raise SerializationError(msg) from error
 
 
 @contextmanager

@@ -9,10 +9,9 @@ response, execution, parent. Runs of version 1 hold whole envelopes as plain JSO
 from datetime import datetime
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, stamp, status_payload
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.records.compression import packed, unpacked
 
@@ -42,15 +41,15 @@ def stored_events(events: Events) -> str:
     usual = first.execution_id == _first_execution(first.session_id)
     values: list[Any] = [None if usual else first.execution_id, first.parent_agent_id]
     values += [[event.type, stamp(event.timestamp), event.payload] for event in events]
-    return packed(orjson.dumps(values).decode())
+    return packed(exact_json.text(values))
 
 
 def load_events(run_id: str, stored: str) -> list[dict[str, Any]]:
     """Return the envelopes of one write, without their numbers. Raises `SerializationError`."""
     try:
         if stored.startswith(_BY_A_SCRIPT):
-            return [_status_by_a_script(run_id, *orjson.loads(stored[1:]))]
-        values = orjson.loads(unpacked(stored))
+            return [_status_by_a_script(run_id, *exact_json.loads(stored[1:]))]
+        values = exact_json.loads(unpacked(stored))
         if isinstance(values[0], dict):
             return list(values)
         execution, parent, *events = values

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.revision import Revision
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -189,7 +188,7 @@ class Control:
             "step": revision.step,
             "slim": slim(revision.state),
             "since": log_end(revision.state.window),
-            "overrides": orjson.dumps(revision.overrides).decode() if revision.overrides else "",
+            "overrides": exact_json.text(revision.overrides) if revision.overrides else "",
             "message": self._dispatch.message(StepHint(run.run_id, revision.step), run.agent),
             "grace": self._grace_ms,
             "tokens": revision.removed.total_tokens,

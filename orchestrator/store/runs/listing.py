@@ -16,6 +16,7 @@ from typing import Any, Self
 import orjson
 
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.facts import end_state
@@ -302,7 +303,7 @@ def summary(run_id: str, header: Fields, slim: str) -> RunSummary:
     state: dict[str, Any] = {}
     if slim:
         try:
-            state = orjson.loads(unpacked_within(LARGEST_STATE, slim))
+            state = exact_json.loads(unpacked_within(LARGEST_STATE, slim))
         except (ValueError, SerializationError):  # of another version
             slim = ""
     reason, error = header.get("stop_reason"), header.get("error")

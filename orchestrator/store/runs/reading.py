@@ -5,12 +5,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.events.envelope import numbered
 from stepfleet.orchestrator.protocol.transfer import agent_before, overrides_of
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.causes import LastError, last_error
 from stepfleet.orchestrator.records.run.facts import RunOrigin
@@ -68,7 +67,7 @@ class StoredRun:
     def overrides(self) -> dict[str, Any]:
         """The run's own changes to its agent's configuration."""
         stored = self.header.get("overrides")
-        return dict(orjson.loads(stored)) if stored else {}
+        return dict(exact_json.loads(stored)) if stored else {}
 
     def result(self) -> AgentRunResult:
         """Return the run's result, as far as it has come."""

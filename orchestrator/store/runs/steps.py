@@ -57,6 +57,7 @@ from stepfleet.orchestrator.store.records.codec import (
     stored_outage,
     stored_outcome,
     stored_step,
+    writing,
 )
 from stepfleet.orchestrator.store.records.events import stored_events
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
@@ -193,6 +194,7 @@ class StepStore:
         """Write a verdict, all or nothing, and make the next step due.
 
         Without `publish` the caller dispatches that; the rescuer does after the grace time.
+        Raises `SerializationError`, and writes nothing, where a value cannot be stored.
         """
         if verdict.waiting is not None:
             return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
@@ -201,8 +203,9 @@ class StepStore:
         handoff = verdict.logged.handoff if verdict.logged else None
         agent = handoff.to.name if handoff else claim.config.name
         message = self._dispatch.message(following, agent) if goes_on else ""
-        verdict, ledger = self._entered(claim, verdict)
-        fields = self._commit_fields(verdict, events, message) | ledger
+        with writing():
+            verdict, ledger = self._entered(claim, verdict)
+            fields = self._commit_fields(verdict, events, message) | ledger
         if verdict.hold:
             fields["hold"] = verdict.hold
         if handoff:

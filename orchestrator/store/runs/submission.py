@@ -15,6 +15,7 @@ from stepfleet.orchestrator.events.envelope import Event, Events, EventType, sta
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.conversation.messages import Message
@@ -183,7 +184,7 @@ def first_handoff(run: NewRun, now: datetime) -> str:
         state["parent_agent_id"] = run.parent
     if run.metadata:
         state["metadata"] = run.metadata
-    return orjson.dumps(state, default=to_jsonable_python, option=orjson.OPT_UTC_Z).decode()
+    return exact_json.text(state, default=to_jsonable_python, option=orjson.OPT_UTC_Z)
 
 
 def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
@@ -192,7 +193,7 @@ def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
         "v": SCHEMA_VERSION,
         "agent": run.agent,
         "config": run.config,
-        "overrides": orjson.dumps(run.overrides).decode() if run.overrides else "",
+        "overrides": exact_json.text(run.overrides) if run.overrides else "",
         "batch": run.batch_id,
         "row": "" if run.row is None else run.row,
         "line": run.line_id or "",

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.protocol.waiting import waits_in
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import After, Awaited, Decision, awaited_by
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationOutcome
@@ -383,14 +384,14 @@ def _text(stored: str, part: str) -> str | None:
     try:
         plain = unpacked_within(LARGEST_TEXT, stored)
         if part == "step":
-            return orjson.dumps(orjson.loads(plain), option=orjson.OPT_INDENT_2).decode()
+            return exact_json.text(exact_json.loads(plain), option=orjson.OPT_INDENT_2)
         return _texts(LoggedStep.from_json(plain).result).get(part)
     except (SerializationError, ValidationError):  # of another version, or larger unpacked
         return None
 
 
 def _json(value: object) -> str:
-    return value if isinstance(value, str) else orjson.dumps(value, default=str).decode()
+    return value if isinstance(value, str) else exact_json.text(value, default=str)
 
 
 def _cut(text: str) -> str:

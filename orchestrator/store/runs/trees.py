@@ -3,9 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 
-import orjson
-
 from stepfleet.orchestrator.errors import SerializationError
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.run.summary import RunSummary, RunTree
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
@@ -75,7 +74,7 @@ def _runs_in(steps: Sequence[str | None]) -> list[str]:
     ids: list[str] = []
     for stored in steps:
         try:
-            step = orjson.loads(unpacked_within(LARGEST_STEP * 4, stored or "{}"))
+            step = exact_json.loads(unpacked_within(LARGEST_STEP * 4, stored or "{}"))
             calls = step["result"]["tool_calls"]
             ids += [call["run"]["run_id"] for call in calls if call.get("run")]
         except (SerializationError, ValueError, LookupError, TypeError):  # of another version

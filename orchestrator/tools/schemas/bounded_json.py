@@ -11,13 +11,12 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records.exact_json import MAX_DIGITS
 
 MAX_DEPTH = 100
 """Levels of nesting."""
 READABLE_LEVELS = 200
 """Stored data of earlier versions is read up to the depth at which it can be written again."""
-MAX_DIGITS = 4300
-"""Decimal digits of an integer; the limit of Python's own int-to-text conversion."""
 MAX_VALUES = 30_000
 """Values in all: making and checking one costs much more than its bytes."""
 MAX_SIZE = 1024 * 1024

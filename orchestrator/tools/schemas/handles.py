@@ -17,6 +17,7 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, SchemaError
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
 from stepfleet.orchestrator.tools.schemas.checks import problems_of
 from stepfleet.orchestrator.tools.schemas.patterns import check_patterns, compiled, patterns_of
@@ -159,7 +160,7 @@ def handle_of(schema: Any) -> SchemaHandle:
 def _key(schema: Any) -> bytes | None:
     """Return the text that equal schemas share; None for other data than JSON."""
     try:
-        return orjson.dumps(schema, option=orjson.OPT_SORT_KEYS)
+        return exact_json.dumps(schema, option=orjson.OPT_SORT_KEYS)
     except (TypeError, ValueError):
         return None
 

@@ -4,7 +4,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import orjson
 from pydantic_core import to_jsonable_python
 
 from stepfleet.orchestrator.client.control.control import RunControl
@@ -16,6 +15,7 @@ from stepfleet.orchestrator.errors import (
 )
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.calls.answers import LONGEST_OUTPUT, Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -184,7 +184,7 @@ def run_end(result: AgentRunResult, most: int = LONGEST_OUTPUT) -> RunEnd:
     """Return the end of a run with the first `most` characters of its output. Pure."""
     output = result.output
     if result.structured is not None:
-        output = orjson.dumps(to_jsonable_python(result.structured)).decode()
+        output = exact_json.text(to_jsonable_python(result.structured))
     why = result.error or (str(result.explaining) if result.explaining else None)
     return RunEnd(
         run_id=result.run_id,

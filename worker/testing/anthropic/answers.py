@@ -6,8 +6,7 @@ from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.anthropic.conversation import (
     conversation,
     marked_blocks,
@@ -82,7 +81,7 @@ def failing(fault: Fault, sound: Answer) -> Answer:
         sound = replace(sound, pieces=())
         failed = _error(str(fault.kind), status, kind, fault.message or message)
     elif fault.kind in (FaultKind.EMPTY_CHOICES, FaultKind.NO_MESSAGE):
-        body = orjson.dumps({"id": "msg_empty", "type": "message", "role": "assistant"})
+        body = exact_json.dumps({"id": "msg_empty", "type": "message", "role": "assistant"})
         failed = replace(sound, pieces=(body,), length=len(body), usage=None)
         failed = replace(failed, content_type=JSON)
     elif fault.kind in (FaultKind.ERROR_EVENT, FaultKind.FAILED):
@@ -151,7 +150,7 @@ class _Message:
     def _block(self, index: int, block: dict[str, Any]) -> Iterator[bytes]:
         kind = block["type"]
         name = {"tool_use": "input"}.get(kind, kind)
-        whole = orjson.dumps(block[name]).decode() if kind == "tool_use" else block[name]
+        whole = exact_json.text(block[name]) if kind == "tool_use" else block[name]
         empty: dict[str, Any] = {**block, name: {} if kind == "tool_use" else ""}
         yield _event("content_block_start", index=index, content_block=empty)
         delta = {"tool_use": "input_json_delta"}.get(kind, f"{kind}_delta")
@@ -197,10 +196,10 @@ class _Message:
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return f"event: {kind}\ndata: ".encode() + orjson.dumps({"type": kind, **fields}) + b"\n\n"
+    return f"event: {kind}\ndata: ".encode() + exact_json.dumps({"type": kind, **fields}) + b"\n\n"
 
 
 def _error(outcome: str, status: int, kind: str, message: str) -> Answer:
     error = {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
-    body = orjson.dumps(error)
+    body = exact_json.dumps(error)
     return Answer(outcome, status, (body,), length=len(body))

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.scenario.latency import name_of
 from stepfleet.worker.testing.scenario.shapes import Tagged
 from stepfleet.worker.testing.wire import MisfitError, fit
@@ -81,7 +80,7 @@ def marked_blocks(body: Mapping[str, Any]) -> list[tuple[bytes, bool]]:
         blocks[-1] = {**blocks[-1], "cache_control": mark}
     return [
         (
-            orjson.dumps({name: one for name, one in block.items() if name != "cache_control"}),
+            exact_json.dumps({name: one for name, one in block.items() if name != "cache_control"}),
             bool(block.get("cache_control")),
         )
         for block in blocks
@@ -169,7 +168,7 @@ def _assistant(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
             )
             raise MisfitError(where, why)
         if block["type"] == "tool_use":
-            arguments = orjson.dumps(block["input"]).decode()
+            arguments = exact_json.text(block["input"])
             function = {"name": block["name"], "arguments": arguments}
             calls.append({"id": block["id"], "type": "function", "function": function})
     if blocks[-1]["type"] in _THOUGHTS:

@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.anthropic.answers import too_long
 from stepfleet.worker.testing.bedrock.conversation import conversation, marked_blocks, signature
 from stepfleet.worker.testing.openai import answers as chat
@@ -92,7 +91,7 @@ def failing(fault: Fault, sound: Answer) -> Answer:
 
 def _failed(message: str, sound: Answer) -> Answer:
     if sound.length is None:
-        body = orjson.dumps({"message": message})
+        body = exact_json.dumps({"message": message})
         last = frame("modelStreamErrorException", body, "exception")
         return chat.with_error(sound, last, {})
     return _error("", HTTPStatus.FAILED_DEPENDENCY, "ModelErrorException", message)
@@ -152,7 +151,7 @@ class _Message:
         if used := block.get("toolUse"):
             known = {"toolUseId": used["toolUseId"], "name": used["name"]}
             yield "contentBlockStart", {"start": {"toolUse": known}}
-            for piece in pieces_of(orjson.dumps(used["input"]).decode(), size):
+            for piece in pieces_of(exact_json.text(used["input"]), size):
                 yield "contentBlockDelta", {"delta": {"toolUse": {"input": piece}}}
         elif thought := block.get("reasoningContent"):
             for piece in pieces_of(thought["reasoningText"]["text"], size):
@@ -196,11 +195,11 @@ class _Message:
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return frame(kind, orjson.dumps(fields))
+    return frame(kind, exact_json.dumps(fields))
 
 
 def _error(outcome: str, status: int, kind: str, message: str) -> Answer:
-    body = orjson.dumps({"message": message})
+    body = exact_json.dumps({"message": message})
     named = f"{kind}:http://internal.amazon.com/coral/com.amazon.bedrock/"
     headers = {"x-amzn-ErrorType": named}
     return Answer(outcome, status, (body,), length=len(body), headers=headers)

@@ -4,8 +4,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.wire import MisfitError, fit
 
 PATH = re.compile(r"/model/(?P<model>.+)/(?P<verb>converse|converse-stream)")
@@ -95,7 +94,7 @@ def marked_blocks(body: Mapping[str, Any]) -> list[tuple[bytes, bool]]:
     found: list[tuple[bytes, bool]] = []
     for block in blocks:
         if not block.get("cachePoint"):
-            found.append((orjson.dumps(block), False))
+            found.append((exact_json.dumps(block), False))
         elif found:
             found[-1] = (found[-1][0], True)
     return found
@@ -211,7 +210,7 @@ def _assistant(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
         if calls and block.get("reasoningContent"):
             raise MisfitError(f"{place}.content.{number}", "`thinking` blocks cannot be modified")
         if used := block.get("toolUse"):
-            arguments = orjson.dumps(used["input"]).decode()
+            arguments = exact_json.text(used["input"])
             function = {"name": used["name"], "arguments": arguments}
             calls.append({"id": used["toolUseId"], "type": "function", "function": function})
     if blocks[-1].get("reasoningContent"):
@@ -223,7 +222,7 @@ def _assistant(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
 
 def _text(blocks: list[dict[str, Any]]) -> str:
     return "".join(
-        one.get("text") or orjson.dumps(one["json"]).decode()
+        one.get("text") or exact_json.text(one["json"])
         for one in blocks
         if one.get("text") or one.get("json") is not None
     )

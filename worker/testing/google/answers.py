@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.google.conversation import conversation, signature
 from stepfleet.worker.testing.openai import answers as chat
 from stepfleet.worker.testing.openai.completions import (
@@ -91,7 +90,7 @@ def _blocked(sound: Answer) -> Answer:
         body["usageMetadata"] = {"promptTokenCount": count, "totalTokenCount": count}
     usage = replace(sound.usage, completion_tokens=0) if sound.usage else None
     streams = sound.content_type == EVENTS
-    data = event(body) if streams else orjson.dumps(body)
+    data = event(body) if streams else exact_json.dumps(body)
     return replace(sound, pieces=(data,), length=None if streams else len(data), usage=usage)
 
 
@@ -171,5 +170,5 @@ def _error(
     if wait is not None:
         hint = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{wait:g}s"}
         error["details"] = [hint]
-    body = orjson.dumps({"error": error})
+    body = exact_json.dumps({"error": error})
     return Answer(outcome, status, (body,), length=len(body))

@@ -5,8 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.scenario.latency import name_of
 from stepfleet.worker.testing.wire import MisfitError, fit
 
@@ -138,7 +137,7 @@ def _assistant(turn: dict[str, Any], place: str) -> dict[str, Any]:
                 "type": "function",
                 "function": {
                     "name": call["name"],
-                    "arguments": orjson.dumps(call.get("args") or {}).decode(),
+                    "arguments": exact_json.text(call.get("args") or {}),
                 },
             }
             for call in _calls(turn)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
-import orjson
 from aiohttp import web
 
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.anthropic.answers import PATH as MESSAGES
 from stepfleet.worker.testing.anthropic.answers import WIRE as MESSAGES_WIRE
 from stepfleet.worker.testing.bedrock.answers import WIRE as CONVERSE_WIRE
@@ -213,11 +213,11 @@ async def _read(request: web.BaseRequest) -> bytes:
 
 def _parsed(raw: bytes) -> dict[str, Any]:
     try:
-        body = orjson.loads(raw)
-        orjson.dumps([[[[[[[[body]]]]]]]])  # takes less nesting than it reads
-    except orjson.JSONDecodeError:
+        body = exact_json.loads(raw, constants=False)
+        exact_json.dumps([[[[[[[[body]]]]]]]])  # takes less nesting than it reads
+    except ValueError:
         body = None
-    except orjson.JSONEncodeError:
+    except TypeError:
         raise MisfitError("body", "is nested too deeply") from None
     if not isinstance(body, dict):
         raise MisfitError("body", "is not a JSON object")
@@ -225,4 +225,6 @@ def _parsed(raw: bytes) -> dict[str, Any]:
 
 
 def _json(payload: Any, status: HTTPStatus = HTTPStatus.OK) -> web.Response:
-    return web.Response(body=orjson.dumps(payload), status=status, content_type="application/json")
+    return web.Response(
+        body=exact_json.dumps(payload), status=status, content_type="application/json"
+    )

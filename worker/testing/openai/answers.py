@@ -7,8 +7,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.openai.completions import DONE, Completion, event
 from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.quirks import quirky_body, quirky_events
@@ -70,7 +69,7 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
         if reply.quirks:
             events = quirky_events(events, reply.quirks)
         return replace(base, pieces=tuple(events), content_type=EVENTS)
-    body = orjson.dumps(completion.body())
+    body = exact_json.dumps(completion.body())
     if reply.quirks:
         body = quirky_body(body, reply.quirks)
     return replace(base, pieces=(body,), length=len(body))
@@ -88,7 +87,7 @@ def carrying(
     answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
     if pieces is not None:
         return replace(answer, pieces=tuple(pieces), content_type=content_type)
-    whole = orjson.dumps(body())
+    whole = exact_json.dumps(body())
     return replace(answer, pieces=(whole,), length=len(whole))
 
 
@@ -193,7 +192,7 @@ def with_error(sound: Answer, last: bytes, body: Mapping[str, Any]) -> Answer:
     if sound.length is None:
         half = _half(sound)
         return replace(half, pieces=(*half.pieces, last))
-    data = orjson.dumps(body)
+    data = exact_json.dumps(body)
     return replace(sound, pieces=(data,), length=len(data), usage=None)
 
 
@@ -213,6 +212,6 @@ def _error(
     outcome: str, status: HTTPStatus, kind: str, code: str | None, message: str, param: str | None
 ) -> Answer:
     error = {"message": message, "type": kind, "param": param, "code": code}
-    body = orjson.dumps({"error": error})
+    body = exact_json.dumps({"error": error})
     delay = 0.0 if outcome == REFUSED else None
     return Answer(outcome, status, (body,), length=len(body), delay=delay)

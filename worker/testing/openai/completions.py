@@ -4,8 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.openai.conversation import call_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario.latency import name_of
@@ -99,21 +98,21 @@ class Completion:
 
 def event(payload: Mapping[str, Any]) -> bytes:
     """Return a server-sent event."""
-    return b"data: " + orjson.dumps(payload) + b"\n\n"
+    return b"data: " + exact_json.dumps(payload) + b"\n\n"
 
 
 def calls_of(request: RequestRecord, reply: Reply) -> Iterator[tuple[str, ToolCallReply, Any]]:
     """Yield id, call and arguments as data of the calls in a reply."""
     for index, call in enumerate(reply.tool_calls):
         made = call_id(request.key, request.turn, index) if call.id is None else call.id
-        yield made, call, orjson.loads(arguments_text(call))
+        yield made, call, exact_json.loads(arguments_text(call))
 
 
 def arguments_text(call: ToolCallReply) -> str:
     """Return the arguments as they are sent: text unchanged, a mapping as JSON."""
     if isinstance(call.arguments, str):
         return call.arguments
-    return orjson.dumps(call.arguments).decode()
+    return exact_json.text(call.arguments)
 
 
 def estimate(prompt_tokens: int, reply: Reply) -> Usage:
@@ -126,7 +125,7 @@ def estimate(prompt_tokens: int, reply: Reply) -> Usage:
 def prompt_of(request: RequestRecord) -> Prompt:
     """Return the prompt as the service's cache sees it, which needs no marks."""
     body = request.body
-    return automatic(request.model, orjson.dumps([body.get("tools"), body.get("messages")]))
+    return automatic(request.model, exact_json.dumps([body.get("tools"), body.get("messages")]))
 
 
 def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:

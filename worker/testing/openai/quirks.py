@@ -4,8 +4,7 @@ import re
 from collections.abc import Collection, Sequence
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.scenario.replies import Quirk
 
 _DONE = b"data: [DONE]"
@@ -15,7 +14,7 @@ _CONTROL = {rb"\n": b"\n", rb"\t": b"\t"}
 
 def quirky_body(body: bytes, quirks: Collection[Quirk]) -> bytes:
     """Return a whole answer with those of the quirks that one can have."""
-    payload = orjson.loads(body)
+    payload = exact_json.loads(body)
     for choice in payload["choices"]:
         _change(choice, choice["message"], quirks)
     return _written(payload, quirks)
@@ -28,7 +27,7 @@ def quirky_events(events: Sequence[bytes], quirks: Collection[Quirk]) -> list[by
     for one in events:
         data = one.strip().removeprefix(b"data: ")
         if one.strip() != _DONE:
-            payload = orjson.loads(data)
+            payload = exact_json.loads(data)
             for choice in payload["choices"]:
                 _change(choice, choice["delta"], quirks)
                 _cut(choice["delta"], names, quirks)
@@ -47,7 +46,7 @@ def _change(choice: dict[str, Any], message: dict[str, Any], quirks: Collection[
     if Quirk.ARGUMENTS_OBJECT in quirks:
         for call in message.get("tool_calls", ()):
             text = call["function"]["arguments"]
-            call["function"]["arguments"] = orjson.loads(text) if text else None
+            call["function"]["arguments"] = exact_json.loads(text) if text else None
     if Quirk.NULLS in quirks:
         for name in ("content", "tool_calls", "refusal", "function_call"):
             message.setdefault(name, None)
@@ -70,7 +69,7 @@ def _cut(
 
 
 def _written(payload: dict[str, Any], quirks: Collection[Quirk]) -> bytes:
-    data = orjson.dumps(payload)
+    data = exact_json.dumps(payload)
     if Quirk.RAW_CONTROL in quirks:
         data = _ESCAPE.sub(lambda one: _CONTROL.get(one[0], one[0]), data)
     return data

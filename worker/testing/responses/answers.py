@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-import orjson
-
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.openai import answers as chat
 from stepfleet.worker.testing.openai.completions import arguments_text, pieces_of
 from stepfleet.worker.testing.openai.conversation import call_id
@@ -41,7 +40,7 @@ def failing(fault: Fault, sound: Answer) -> Answer:
         return chat.failing(replace(fault, message=fault.message or too_long(0, 0)), sound)
     if fault.kind not in (FaultKind.EMPTY_CHOICES, FaultKind.NO_MESSAGE):
         return chat.failing(fault, sound)
-    body = orjson.dumps({"id": "resp_empty", "object": "response", "status": "completed"})
+    body = exact_json.dumps({"id": "resp_empty", "object": "response", "status": "completed"})
     empty = replace(sound, pieces=(body,), length=len(body), usage=None, content_type=JSON)
     return chat.delayed(fault, empty)
 
@@ -75,7 +74,7 @@ WIRE = Wire(conversation, replying, chat.refusing, failing, too_long=too_long)
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    data = orjson.dumps({"type": kind, "sequence_number": 0, **fields})
+    data = exact_json.dumps({"type": kind, "sequence_number": 0, **fields})
     return f"event: {kind}\ndata: ".encode() + data + b"\n\n"
 
 

@@ -23,7 +23,7 @@ from stepfleet.worker.models import Models
 from stepfleet.worker.models.bodies import MOST_REASONING, parse_body
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.http_model import LARGE_ANSWER, EventLines, HttpModel
-from stepfleet.worker.models.lenient_json import MENDED_BYTES, MOST_SIGNS, read_json
+from stepfleet.worker.models.lenient_json import MOST_SIGNS, read_json
 from stepfleet.worker.models.openai.answer import parse_completion
 from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS
 from stepfleet.worker.models.openai.stream import StreamedCompletion
@@ -83,7 +83,7 @@ def test_an_answer_of_very_many_values_is_refused_before_they_are_made() -> None
 
 
 def test_a_long_text_is_no_answer_of_many_values() -> None:
-    text = "a line of text, and one more\n" * (MENDED_BYTES // 29)
+    text = "a line of text, and one more\n" * (2 * 1024 * 1024 // 29)
     assert parse_body(orjson.dumps({"text": text})) == {"text": text}
 
 
