@@ -1,8 +1,8 @@
 """The exception tree: one root, a code and a retryable flag on each, messages with the fix.
 
 Inside a run failures travel as `ErrorInfo` values; these exceptions cross the edges. `code` is
-one of the eleven codes that models see, or one that no model ever sees: `STORE_ERROR`, and those
-of `ModelErrorCode`, which distinguish failures of model calls.
+one of the eleven codes that models see, or one that no model ever sees: `STORE_ERROR`,
+`ANSWER_REFUSED`, and those of `ModelErrorCode`, which distinguish failures of model calls.
 `MemoryError` is importable by its name and left out of `import *`, so that Python's own is never
 shadowed unasked.
 """

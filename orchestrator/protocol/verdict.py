@@ -191,8 +191,7 @@ def _logged(
         messages += progress.messages
         failed = progress.error and progress.error.without_traceback()
         # The step's result has the refusal.
-        told = {"messages": (), "error": failed, "refused": ""}
-        progress = progress.model_copy(update=told)
+        progress = progress.model_copy(update={"messages": (), "error": failed, "refused": ""})
     handoff = None if isinstance(attempt, Failed) else attempt.handoff
     state = after_step(claim.state, result, messages, facts.now, progress, remembered, handoff)
     outcome = criteria.evaluate(state)

@@ -38,7 +38,7 @@ from stepfleet.orchestrator.records.outcome import (
 )
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, OutputFormat
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import Progress, StepType
+from stepfleet.orchestrator.records.steps import FinishReason, Progress, StepType
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, read_data
 from stepfleet.orchestrator.tools.schemas.handles import SchemaHandle
 
@@ -107,8 +107,11 @@ class AnswerContract(Reasoner):
         if call.id not in sink.records:
             sink.report_observation(call, NOTED if isinstance(outcome, Continue) else ACCEPTED)
         error = sink.records[call.id].error if isinstance(outcome, Continue) else None
-        progress = _refused_call(error, call) if error else progress_of(outcome, state)
-        return HandledCalls(_by_index(calls, [sink]), progress)
+        if error is not None:
+            why = error.message.removeprefix(f"{call.name}: ")
+            refused = Progress(refused=refused_answer(why + _ended_by(response)))
+            return HandledCalls(_by_index(calls, [sink]), refused)
+        return HandledCalls(_by_index(calls, [sink]), progress_of(outcome, state))
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
         """Take text without calls as the answer where it is one, else say what is wrong."""
@@ -117,33 +120,40 @@ class AnswerContract(Reasoner):
         text = turn.response.content
         if turn.response.tool_calls:
             return Progress(is_preamble=True) if text else None
-        if self._reads_text is not None:
-            return self._from_text(text, self._reads_text, state)
-        why, has_data = text_in_place(self._schema), self._schema is not None
-        return _refused(why, self._reminder, is_preamble=has_data)
+        taken = self._taken(text, state)
+        if isinstance(taken, Answer):
+            return Progress(answer=taken)
+        told, why = taken
+        return Progress(
+            messages=(Message.added(told, "contract"),),
+            refused=refused_answer(why + _ended_by(turn.response)),
+            is_preamble=self._schema is not None,
+        )
 
     def criteria(self) -> tuple[CanDecideToContinue, ...]:
         """Return the criterion that ends a run once it has answered."""
         return (self._check,)
 
-    def _from_text(self, text: str, schema: SchemaHandle, state: AgentState) -> Progress:
+    def _taken(self, text: str, state: AgentState) -> Answer | tuple[str, str]:
+        """Return the answer that a message is, or what the model is told and why it is none."""
+        schema = self._reads_text
+        if schema is None:
+            return self._reminder, text_in_place(self._schema)
         try:
             data = read_data(text, limit=LARGEST)
         except BoundsError as error:
             if self._native:
-                return _refused(str(error), correction(str(error)))
-            return _refused(text_in_place(schema), self._reminder)
+                return correction(str(error)), str(error)
+            return self._reminder, text_in_place(schema)
         if problems := problems_of_data(schema, data):
-            told = correction(problems) if self._native else mending(problems)
-            return _refused(problems, told)
+            return correction(problems) if self._native else mending(problems), problems
         before = state.answer.text if state.answer else None
-        answer = Answer(
+        return Answer(
             text=before or text,
             structured=schema.answer(data),
             schema_name=schema.type_name,
             final=True,
         )
-        return Progress(answer=answer)
 
 
 class AnswerContractCheck:
@@ -206,17 +216,14 @@ def progress_of(outcome: Outcome, state: AgentState) -> Progress | None:
     return Progress(answer=answer, step_type=StepType.FINAL_RESPONSE)
 
 
-def _refused(why: str, told: str, *, is_preamble: bool = True) -> Progress:
-    """Return the progress of a message that is no answer; the model is `told` so."""
-    return Progress(
-        messages=(Message.added(told, "contract"),),
-        refused=refused_answer(why),
-        is_preamble=is_preamble,
-    )
-
-
-def _refused_call(error: ErrorInfo, call: ToolCall) -> Progress:
-    return Progress(refused=refused_answer(error.message.removeprefix(f"{call.name}: ")))
+def _ended_by(response: LLMResponse) -> str:
+    """Return what took the end of an answer away, for people."""
+    match response.finish_reason:
+        case FinishReason.LENGTH:
+            return ". It was cut at its limit of tokens: raise settings.max_tokens"
+        case FinishReason.CONTENT_FILTER:
+            return ". The provider refused the content, or the model did"
+    return ""
 
 
 def _by_index(calls: Sequence[ToolCall], sinks: Sequence[RecordsSink]) -> dict[int, ToolCallRecord]:

@@ -13,6 +13,7 @@ from stepfleet.orchestrator import (
     AgentState,
     Continue,
     FinalAnswer,
+    FinishReason,
     MaxStepsExceeded,
     Message,
     ModelRequest,
@@ -404,6 +405,24 @@ async def test_in_native_mode_a_refused_message_names_the_cause(redis_url: str) 
     result, _, _ = await ran(redis_url, say('{"name": "Oslo"}'), **NATIVE, max_steps=1)
     assert "'people' is a required property" in refusal(result)
     assert result.output is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "why"),
+    [
+        (FinishReason.LENGTH, "cut at its limit of tokens: raise settings.max_tokens"),
+        (FinishReason.CONTENT_FILTER, "refused the content"),
+    ],
+)
+async def test_a_refused_answer_that_was_cut_or_filtered_says_so(
+    redis_url: str, reason: FinishReason, why: str
+) -> None:
+    """ANS-17"""
+    cut = say('{"name": "Os', finish_reason=reason)
+    for mode in ({}, {"answer_mode": "native"}):
+        result, _, _ = await ran(redis_url, cut, output_type=City, max_steps=1, **mode)
+        assert why in refusal(result)
+        assert result.steps[0].finish_reason is reason
 
 
 async def test_the_timeline_and_the_events_of_a_step_have_its_refusal(redis_url: str) -> None:

@@ -287,13 +287,24 @@ async def test_model_objects_may_say_themselves_which_are_alike(redis_url: str) 
 async def test_failures_and_parts_of_answers_are_asked_for_again(
     answer: Any, redis_url: str
 ) -> None:
-    """CACHE-07"""
-    async with keeping(redis_url, talker(answer)) as hands:
+    """CACHE-07: an agent that allows empty answers asks for them anew, too."""
+    async with keeping(redis_url, talker(answer, allow_empty_answer=True)) as hands:
         await hands.run()
         await hands.run()
         assert hands.calls == 2
         found = await CacheEntries(hands.desk.opened.connection, ROOM).statistics()
         assert (found.entries, found.hits, found.misses) == (0, 0, 2)
+
+
+async def test_an_answer_that_its_contract_refuses_is_asked_for_again(redis_url: str) -> None:
+    """CACHE-07: kept, it would be refused in every run."""
+    strict = talker(say("it is 42"), require_final_answer=True, max_steps=1)
+    async with keeping(redis_url, strict) as hands:
+        for calls in (1, 2):
+            result = await hands.run()
+            assert (result.stop_reason, hands.calls) == ("steps_limit", calls)
+        found = await CacheEntries(hands.desk.opened.connection, ROOM).statistics()
+        assert (found.entries, found.hits) == (0, 0)
 
 
 async def test_a_run_may_renew_the_entry_or_go_without_it(redis_url: str) -> None:
