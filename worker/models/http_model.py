@@ -25,6 +25,7 @@ from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted
+from stepfleet.worker.models.bodies import malformed
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.event_lines import EventLines
 from stepfleet.worker.models.signing import Signer
@@ -58,6 +59,7 @@ _NOT_SENT = (
     aiohttp.InvalidURL,
 )
 _BYTES_PER_TOKEN = 4
+_LONGEST_EXCERPT = 200
 _AT_ONCE = 16 * 1024
 """Bytes of a stream between which others have their turn: they may be thousands of events."""
 OnHeaders = Callable[[str, Mapping[str, str], float], None]
@@ -279,7 +281,7 @@ class HttpModel(LLM):
         try:
             if response.status // 100 != _SUCCESS:
                 raise await self._refused(response, endpoint)
-            payload = await self._answer(response, on_text, received)
+            payload = await self._answer(response, endpoint.key, on_text, received)
         finally:
             response.release()
         if failed := self._format.failure(payload):
@@ -287,7 +289,11 @@ class HttpModel(LLM):
         return payload
 
     async def _answer(
-        self, response: aiohttp.ClientResponse, on_text: Callable[[str], None], received: Received
+        self,
+        response: aiohttp.ClientResponse,
+        key: str | None,
+        on_text: Callable[[str], None],
+        received: Received,
     ) -> dict[str, Any]:
         """Return the payload of an answer, whole or streamed: the body tells, not its label."""
         parts = self._parts(response, received)
@@ -298,6 +304,9 @@ class HttpModel(LLM):
             labelled.startswith(self._format.stream_type) and not is_whole
         ):
             return await self._assemble(begin, parts, on_text, received)
+        if not is_whole:
+            said = begin[:_MOST_BLANKS].decode(errors="replace").strip()
+            raise malformed(f"the body is not JSON: {redact(said, key)[:_LONGEST_EXCERPT]!r}")
         body = b"".join([begin, *[part async for part in parts]])
         payload = await _read(received.size, self._format.parse, body)
         received.usage = self._format.usage(payload.get(self._format.usage_field))

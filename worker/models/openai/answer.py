@@ -175,6 +175,7 @@ def _text(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
+    content = [content] if isinstance(content, dict) else content
     if isinstance(content, list):
         parts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
         if all(isinstance(part, str) for part in parts):

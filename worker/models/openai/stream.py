@@ -243,6 +243,7 @@ class StreamedCompletion:
         self.error: dict[str, Any] | None = None
         self.usage: Any = None
         self._done = False
+        self._said: dict[str, Any] | None = None
         self._head: dict[str, Any] = {}
         self._choices: dict[int, _StreamedChoice] = {}
 
@@ -264,7 +265,10 @@ class StreamedCompletion:
         event = parse_event(data)
         self.usage = event.get("usage") or self.usage
         if failure := failure_in(event):
-            self.error = failure
+            # Words without a choice may be news of the server: they explain a stream without end.
+            if event.get("error") or event.get("choices"):
+                self.error = failure
+            self._said = failure
             return ""
         self._head = self._head or {key: event.get(key) for key in ("id", "model", "created")}
         text = ""
@@ -280,9 +284,12 @@ class StreamedCompletion:
     def payload(self) -> dict[str, Any]:
         """Return the whole completion. Raises `ModelError` when the stream broke off."""
         choices = sorted(self._choices.items())
-        if not self._done and not any(one.finish_reason for _, one in choices):
-            raise malformed("the stream broke off")
+        has_ended = self._done or any(one.finish_reason for _, one in choices)
         begun = [one.payload(index) for index, one in choices if one.has_begun]
+        if self._said and not (has_ended and begun):
+            return self._said
+        if not has_ended:
+            raise malformed("the stream broke off")
         return {**self._head, "choices": begun, "usage": self.usage}
 
 
@@ -326,6 +333,7 @@ def _text(content: Any) -> str:
     """Return the text of a delta; some servers send parts of it in a list, as in whole answers."""
     if isinstance(content, str):
         return content
+    content = [content] if isinstance(content, dict) else content
     if not isinstance(content, list):
         return ""
     parts = [part.get("text") for part in content if isinstance(part, dict)]
