@@ -7,8 +7,6 @@ from pathlib import Path
 from support.documents.documents import ROOT
 
 LONGEST = 600
-LONGEST_MODULE = 400
-MODULES = ("orchestrator", "worker")
 BUILT = {"build", "dist", "node_modules", "__pycache__"}
 
 
@@ -32,8 +30,3 @@ def longer_than(lines: int, *folders: Path) -> dict[str, int]:
 def test_no_file_is_longer_than_600_lines() -> None:
     """QUAL-02"""
     assert longer_than(LONGEST, ROOT) == {}
-
-
-def test_no_module_of_the_packages_is_longer_than_400_lines() -> None:
-    """QUAL-02"""
-    assert longer_than(LONGEST_MODULE, *(ROOT / name for name in MODULES)) == {}
