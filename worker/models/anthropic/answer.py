@@ -60,7 +60,7 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
     if calls and known in (None, FinishReason.STOP, FinishReason.PAUSE):
         known = FinishReason.TOOL_CALLS
     if known is FinishReason.PAUSE:
-        reasoning = [reasoning_block(PROVIDER, 0, whole_turn(content))]
+        reasoning = [reasoning_block(PROVIDER, 0, one) for one in whole_turn(content)]
     model = payload.get("model")
     return LLMResponse.model_construct(
         content="".join(texts) or _refusal_of(payload),
