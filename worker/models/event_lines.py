@@ -19,7 +19,7 @@ class EventLines:
     def __init__(self) -> None:
         self._begun: list[bytes] = []
         self._data: list[bytes] = []
-        self._is_cut = False
+        self._is_cut: bool | None = None
         self._fails = False
         self._after_cr = False
 
@@ -61,14 +61,20 @@ class EventLines:
         elif line.startswith(_FIELDS):
             if line.startswith(b"event:"):
                 self._fails = line[6:].strip() == b"error"
-        elif self._data and self._is_cut:
+        elif self._data and self._goes_on():
             # A line break that the server did not escape: the text goes on.
             self._keep(line)
 
     def _keep(self, line: bytes) -> None:
         self._data.append(line)
-        # Once per line: those that follow read it again, however long this one is.
-        self._is_cut = self._data[0].startswith(b"{") and not line.rstrip().endswith(b"}")
+        self._is_cut = None
+
+    def _goes_on(self) -> bool:
+        # Once per line: those that follow would look at it again, however long it is.
+        if self._is_cut is None:
+            begins = self._data[0].startswith(b"{")
+            self._is_cut = begins and not self._data[-1].rstrip().endswith(b"}")
+        return self._is_cut
 
 
 def _failure(data: bytes) -> bytes:

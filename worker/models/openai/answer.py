@@ -145,6 +145,8 @@ def _is_name(model: Any) -> TypeGuard[str]:
 
 def _merged(choices: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the message of an answer: of each field what the first choice that has it says."""
+    if len(choices) == 1 and isinstance(message := choices[0].get("message"), dict):
+        return message
     merged: dict[str, Any] | None = None
     for choice in reversed(choices):
         given = choice.get("message")
