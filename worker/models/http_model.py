@@ -7,13 +7,12 @@ retries: a transient failure is only marked as such.
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
 
 import aiohttp
-import orjson
 
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models.endpoint import Endpoint, endpoint_of
@@ -26,90 +25,17 @@ from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted
+from stepfleet.worker.models.bodies import malformed
 from stepfleet.worker.models.connections import Connections
+from stepfleet.worker.models.event_lines import EventLines
 from stepfleet.worker.models.signing import Signer
 from stepfleet.worker.models.tokens import Tokens
 
-BOM = b"\xef\xbb\xbf"
-_FIELDS = (b":", b"event:", b"id:", b"retry:", b"error:")
-_EVENTS_BEGIN = (b"data:", *_FIELDS)
+_BOM = b"\xef\xbb\xbf"
 _LONGEST_FIELD = 6
+"""Bytes that tell what a body is: an object, or a line of a stream."""
 _MOST_BLANKS = 4096
 """Bytes before the first sign of an answer that are waited for."""
-_LONGEST_FAILURE = 64 * 1024
-
-
-class EventLines:
-    """Cuts a byte stream into the data of its server-sent events.
-
-    Lines end with CR, LF or both. The data of an event that is named `error`, and an `error:` line,
-    come out as `{"error": ...}`, whatever they are.
-    """
-
-    def __init__(self) -> None:
-        self._begun: list[bytes] = []
-        self._data: list[bytes] = []
-        self._is_cut = False
-        self._fails = False
-        self._after_cr = False
-
-    @staticmethod
-    def fits(begin: bytes) -> bool:
-        """Return whether a body that begins so is such a stream."""
-        return begin.lstrip().startswith(_EVENTS_BEGIN)
-
-    def feed(self, chunk: bytes) -> list[bytes]:
-        """Take the next bytes and return the data of every event that they complete."""
-        if self._after_cr and chunk:
-            chunk = chunk.removeprefix(b"\n")
-            self._after_cr = False
-        if b"\r" in chunk:
-            self._after_cr = chunk.endswith(b"\r")
-            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        head, newline, rest = chunk.rpartition(b"\n")
-        if not newline:
-            self._begun.append(chunk)
-            return []
-        lines = b"".join([*self._begun, head]).split(b"\n")
-        self._begun = [rest]
-        return [data for line in lines for data in self._line(line)]
-
-    def end(self) -> list[bytes]:
-        """Return the data of an event that the stream's end completes."""
-        return self.feed(b"\n\n")
-
-    def _line(self, line: bytes) -> Iterator[bytes]:
-        if line.startswith(b"data:"):
-            self._keep(line[5:].removeprefix(b" "))
-        elif not line:
-            if self._data and (data := b"\n".join(self._data).strip()):
-                yield _failure(data) if self._fails else data
-            self._data.clear()
-            self._fails = False
-        elif line.startswith(b"error:"):
-            yield _failure(line[6:].strip())
-        elif line.startswith(_FIELDS):
-            if line.startswith(b"event:"):
-                self._fails = line[6:].strip() == b"error"
-        elif self._data and self._is_cut:
-            # A line break that the server did not escape: the text goes on.
-            self._keep(line)
-
-    def _keep(self, line: bytes) -> None:
-        self._data.append(line)
-        # Once per line: those that follow read it again, however long this one is.
-        self._is_cut = self._data[0].startswith(b"{") and not line.rstrip().endswith(b"}")
-
-
-def _failure(data: bytes) -> bytes:
-    """Return the event of a failure whose data may be JSON, or words."""
-    data = data[:_LONGEST_FAILURE]
-    try:
-        orjson.loads(data)
-    except orjson.JSONDecodeError:
-        data = orjson.dumps(data.decode(errors="replace"))
-    return b'{"type":"error","error":%s}' % data
-
 
 RESPONSE_LIMIT = 16 * 1024 * 1024
 """Largest answer that is read, in bytes."""
@@ -133,6 +59,7 @@ _NOT_SENT = (
     aiohttp.InvalidURL,
 )
 _BYTES_PER_TOKEN = 4
+_LONGEST_EXCERPT = 200
 _AT_ONCE = 16 * 1024
 """Bytes of a stream between which others have their turn: they may be thousands of events."""
 OnHeaders = Callable[[str, Mapping[str, str], float], None]
@@ -354,7 +281,7 @@ class HttpModel(LLM):
         try:
             if response.status // 100 != _SUCCESS:
                 raise await self._refused(response, endpoint)
-            payload = await self._answer(response, on_text, received)
+            payload = await self._answer(response, endpoint.key, on_text, received)
         finally:
             response.release()
         if failed := self._format.failure(payload):
@@ -362,7 +289,11 @@ class HttpModel(LLM):
         return payload
 
     async def _answer(
-        self, response: aiohttp.ClientResponse, on_text: Callable[[str], None], received: Received
+        self,
+        response: aiohttp.ClientResponse,
+        key: str | None,
+        on_text: Callable[[str], None],
+        received: Received,
     ) -> dict[str, Any]:
         """Return the payload of an answer, whole or streamed: the body tells, not its label."""
         parts = self._parts(response, received)
@@ -373,6 +304,9 @@ class HttpModel(LLM):
             labelled.startswith(self._format.stream_type) and not is_whole
         ):
             return await self._assemble(begin, parts, on_text, received)
+        if not is_whole:
+            said = begin[:_MOST_BLANKS].decode(errors="replace").strip()
+            raise malformed(f"the body is not JSON: {redact(said, key)[:_LONGEST_EXCERPT]!r}")
         body = b"".join([begin, *[part async for part in parts]])
         payload = await _read(received.size, self._format.parse, body)
         received.usage = self._format.usage(payload.get(self._format.usage_field))
@@ -456,10 +390,10 @@ async def _begin(parts: AsyncIterator[bytes]) -> bytes:
     begin = b""
     async for part in parts:
         begin += part
-        if len(begin) <= _MOST_BLANKS and len(begin.removeprefix(BOM).lstrip()) < _LONGEST_FIELD:
+        if len(begin) <= _MOST_BLANKS and len(begin.removeprefix(_BOM).lstrip()) < _LONGEST_FIELD:
             continue
         break
-    return begin.removeprefix(BOM)
+    return begin.removeprefix(_BOM)
 
 
 async def _read_out(parts: AsyncIterator[bytes]) -> None:

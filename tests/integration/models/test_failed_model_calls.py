@@ -171,16 +171,51 @@ async def test_an_answer_above_the_limit_is_bounded_by_what_could_be_asked_for(
     assert 500 < lost.tokens < 600
 
 
-async def test_what_a_broken_answer_says_of_its_usage_is_no_estimate(redis_url: str) -> None:
+BROKEN: dict[str, dict[str, Any]] = {
+    "no choices": {"choices": []},
+    "an error in a choice": {"choices": [{"error": {"code": 502, "message": "behind me"}}]},
+    "an error beside choices": {"error": {"message": "oops"}},
+    "a reason": {"choices": [{"message": {"content": "Half"}, "finish_reason": "error"}]},
+}
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("case", BROKEN)
+async def test_what_a_broken_answer_says_of_its_usage_is_no_estimate(
+    redis_url: str, case: str, stream: bool
+) -> None:
     """COST-09: usage is recorded where it is present."""
     async with (
         RawModelServer().running() as server,
-        opened(redis_url, server.base_url) as (desk, hands, run_id),
+        opened(redis_url, server.base_url, stream=stream) as (desk, hands, run_id),
     ):
-        server.answers(reply(200, completion_body() | {"choices": []}), completion("done"))
+        broken = completion_body() | BROKEN[case]
+        server.answers(events(broken) if stream else reply(200, broken), completion("done"))
         await finish_with_waits(hands, run_id)
-        (lost,) = (await desk.stored(run_id)).result().lost_attempts
+        result = (await desk.stored(run_id)).result()
+    assert result.success
+    (lost,) = result.lost_attempts
     assert (lost.tokens, lost.estimated, lost.ambiguous) == (15, False, True)
+
+
+@pytest.mark.parametrize("code", ["tool_use_failed", "json_validate_failed"])
+@pytest.mark.parametrize("policy", [ErrorPolicy.retry_all(5), None], ids=["retry", "default"])
+async def test_what_a_server_could_not_read_of_its_model_is_asked_for_again(
+    redis_url: str, code: str, policy: ErrorPolicy | None
+) -> None:
+    """Groq answers 400; the model was at work."""
+    error = {"message": "Failed.", "type": "invalid_request_error", "code": code}
+    config = {} if policy is None else {"error_policy": policy}
+    async with (
+        RawModelServer().running() as server,
+        opened(redis_url, server.base_url, **config) as (desk, hands, run_id),
+    ):
+        server.answers(reply(400, {"error": error}), completion("done"))
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert (result.success, len(server.received)) == (True, 2)
+    (lost,) = result.lost_attempts
+    assert (lost.ambiguous, lost.estimated) == (True, True)
 
 
 async def test_a_server_that_was_never_reached_costs_nothing(redis_url: str) -> None:

@@ -179,7 +179,7 @@ def silence() -> Script:
     return raw(b"", close=False)
 
 
-def endless(piece: bytes = b"x" * 65_536) -> Script:
+def endless(piece: bytes = b"[" * 65_536) -> Script:
     """Begin a body and never end it."""
 
     async def script(writer: asyncio.StreamWriter) -> None:

@@ -23,7 +23,7 @@ from stepfleet.orchestrator.continuation import (
     StepsLimit,
     ToolCallPresenceCheck,
 )
-from stepfleet.orchestrator.records.steps import StepType
+from stepfleet.orchestrator.records.steps import FinishReason, StepType
 
 ALLOW = ContinuationDecision.ALLOW_CONTINUATION
 REQUEST = ContinuationDecision.REQUEST_CONTINUATION
@@ -38,6 +38,12 @@ def test_the_presence_check_asks_for_a_first_step_and_for_one_behind_tools() -> 
     assert check.decide(a_state(0)) is REQUEST
     assert check.decide(TOOLS) is REQUEST
     assert check.decide(a_state(1)) is STOP
+
+
+def test_a_turn_that_its_provider_paused_goes_on() -> None:
+    paused = a_state(1, current_step=a_last_step(finish_reason=FinishReason.PAUSE))
+    evaluation = ToolCallPresenceCheck().explain(paused)
+    assert (evaluation.decision, "paused" in evaluation.reason) == (REQUEST, True)
 
 
 def test_the_first_step_of_a_second_turn_runs() -> None:

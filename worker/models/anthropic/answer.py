@@ -60,7 +60,7 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
     if calls and known in (None, FinishReason.STOP, FinishReason.PAUSE):
         known = FinishReason.TOOL_CALLS
     if known is FinishReason.PAUSE:
-        reasoning = [reasoning_block(PROVIDER, 0, whole_turn(content))]
+        reasoning = [reasoning_block(PROVIDER, 0, one) for one in whole_turn(content)]
     model = payload.get("model")
     return LLMResponse.model_construct(
         content="".join(texts) or _refusal_of(payload),
@@ -103,6 +103,12 @@ _PIECES = {
     "signature_delta": "signature",
     "input_json_delta": "partial_json",
 }
+_BEGUN = {
+    "text_delta": "text",
+    "thinking_delta": "thinking",
+    "input_json_delta": "tool_use",
+}
+"""The kind of a block by its first piece."""
 
 
 class StreamedMessage:
@@ -175,6 +181,8 @@ class StreamedMessage:
 
     def _delta(self, index: Any, delta: dict[str, Any]) -> str:
         kind = word(delta.get("type"))
+        if isinstance(index, int) and index not in self._blocks and kind in _BEGUN:
+            self._start(index, {"type": _BEGUN[kind]})  # its start was left out
         if not isinstance(index, int) or index not in self._blocks:
             return ""
         if kind == "citations_delta":

@@ -14,6 +14,7 @@ from stepfleet.orchestrator.records.conversation.messages import (
 )
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 from stepfleet.worker.models.bodies import (
+    MOST_REASONING,
     NO_NAME,
     alternating_turns,
     is_strict,
@@ -61,10 +62,10 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     return body | settings.extra_body
 
 
-def whole_turn(content: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the data of a turn that its service paused: it goes back whole."""
-    known = [block for block in content if isinstance(block.get("type"), str)]
-    return {"type": _WHOLE, "content": [one for one in known if _takes(one)]}
+def whole_turn(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the data of the blocks of a turn that its service paused: it goes back whole."""
+    known = (block for block in content if isinstance(block.get("type"), str))
+    return [{"type": _WHOLE, "block": one} for one in known if _takes(one)][:MOST_REASONING]
 
 
 def _takes(block: dict[str, Any]) -> bool:
@@ -144,7 +145,7 @@ def _blocks(message: Message) -> Iterator[dict[str, Any]]:
         return
     reasoning = reasoning_of(message, PROVIDER)
     if reasoning and reasoning[0][1].get("type") == _WHOLE:
-        yield from reasoning[0][1]["content"]
+        yield from (data["block"] for _, data in reasoning)
         return
     items = list(_parts(message.content))
     items += [_use(one.id, one.name, one.arguments) for one in message.tool_calls]

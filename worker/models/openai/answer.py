@@ -145,6 +145,8 @@ def _is_name(model: Any) -> TypeGuard[str]:
 
 def _merged(choices: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the message of an answer: of each field what the first choice that has it says."""
+    if len(choices) == 1 and isinstance(message := choices[0].get("message"), dict):
+        return message
     merged: dict[str, Any] | None = None
     for choice in reversed(choices):
         given = choice.get("message")
@@ -175,6 +177,7 @@ def _text(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
+    content = [content] if isinstance(content, dict) else content
     if isinstance(content, list):
         parts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
         if all(isinstance(part, str) for part in parts):

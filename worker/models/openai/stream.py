@@ -189,27 +189,33 @@ class _StreamedChoice:
     def add(self, choice: dict[str, Any]) -> str:
         """Add a piece and return the text in it."""
         self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        delta = self._delta(choice)
-        for call in _as_list(delta.get("tool_calls")):
-            self.calls.add(call)
-        if not delta.get("tool_calls") and (called := older_call(delta)):
-            self.calls.add({"index": 0, "function": called})
+        delta = choice.get("delta")
+        if isinstance(delta, dict) and delta:
+            self._has_deltas = True
+        else:
+            delta = self._named_message(choice)
+        if "tool_calls" in delta or "function_call" in delta:
+            self._add_calls(delta)
         if isinstance(refused := delta.get("refusal"), str):
             self._refusal.append(refused)
         for name in REASONING_FIELDS:
             if isinstance(thought := delta.get(name), str) and thought:
-                self._reasoning.setdefault(name, []).append(thought)
-                self.size += len(thought)
+                self._think(name, thought)
         for one in _as_list(delta.get(REASONING_DETAILS)):
             self._details.add(one)
-        for thought in thoughts_in(delta.get("content")):
-            self._reasoning.setdefault(REASONING_FIELDS[0], []).append(thought)
-            self.size += len(thought)
-        piece = _text(delta.get("content"))
-        self.size += len(piece)
-        if piece:
-            self._content.append(piece)
-        return piece
+        content = delta.get("content")
+        if not isinstance(content, str):
+            for thought in thoughts_in(content):
+                self._think(REASONING_FIELDS[0], thought)
+            content = _text(content)
+        if content:
+            self.size += len(content)
+            self._content.append(content)
+        return content
+
+    def _think(self, name: str, thought: str) -> None:
+        self._reasoning.setdefault(name, []).append(thought)
+        self.size += len(thought)
 
     def payload(self, index: int) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content) or None}
@@ -222,12 +228,15 @@ class _StreamedChoice:
             message["tool_calls"] = self.calls.all()
         return {"index": index, "message": message, "finish_reason": self.finish_reason}
 
-    def _delta(self, choice: dict[str, Any]) -> dict[str, Any]:
-        """Return what a piece adds; some servers name it like a whole answer's message."""
-        delta = choice.get("delta")
-        if isinstance(delta, dict) and delta:
-            self._has_deltas = True
-            return delta
+    def _add_calls(self, delta: dict[str, Any]) -> None:
+        called = delta.get("tool_calls")
+        for call in _as_list(called):
+            self.calls.add(call)
+        if not called and (older := older_call(delta)):
+            self.calls.add({"index": 0, "function": older})
+
+    def _named_message(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """Return a delta that its server names like a whole answer's message."""
         # Behind deltas it would be all of them once more.
         message = None if self._has_deltas else choice.get("message")
         return message if isinstance(message, dict) else {}
@@ -243,8 +252,11 @@ class StreamedCompletion:
         self.error: dict[str, Any] | None = None
         self.usage: Any = None
         self._done = False
+        self._said: dict[str, Any] | None = None
         self._head: dict[str, Any] = {}
         self._choices: dict[int, _StreamedChoice] = {}
+        self._first: _StreamedChoice | None = None
+        """The one whose text is told."""
 
     @property
     def size(self) -> int:
@@ -263,31 +275,50 @@ class StreamedCompletion:
             return ""
         event = parse_event(data)
         self.usage = event.get("usage") or self.usage
-        if failure := failure_in(event):
-            self.error = failure
+        choices = event.get("choices")
+        if event.get("error") or not choices or not isinstance(choices, list):
+            # Words without an error may be news of the server: they explain a stream without end.
+            self._said = stated_failure(event, "choices") or self._said
+            self.error = event if event.get("error") else None
             return ""
         self._head = self._head or {key: event.get(key) for key in ("id", "model", "created")}
         text = ""
-        for choice in choices_of(event):
+        for choice in choices:
+            if not isinstance(choice, dict):
+                continue
+            if choice.get("error"):
+                self.error = {"error": choice["error"]}
+                break
             index = choice.get("index")
             place = index if isinstance(index, int) else 0
-            if place not in self._choices and len(self._choices) >= MOST_CHOICES:
-                continue
-            piece = self._choices.setdefault(place, _StreamedChoice()).add(choice)
-            text += piece if place == next(iter(self._choices)) else ""
+            known = self._choices.get(place) or self._begun(place)
+            if known is not None:
+                piece = known.add(choice)
+                text += piece if known is self._first else ""
         return text
+
+    def _begun(self, index: int) -> _StreamedChoice | None:
+        """Return a new choice, None where there are too many."""
+        if len(self._choices) >= MOST_CHOICES:
+            return None
+        known = self._choices[index] = _StreamedChoice()
+        self._first = self._first or known
+        return known
 
     def payload(self) -> dict[str, Any]:
         """Return the whole completion. Raises `ModelError` when the stream broke off."""
         choices = sorted(self._choices.items())
-        if not self._done and not any(one.finish_reason for _, one in choices):
-            raise malformed("the stream broke off")
+        has_ended = self._done or any(one.finish_reason for _, one in choices)
         begun = [one.payload(index) for index, one in choices if one.has_begun]
+        if self._said and not (has_ended and begun):
+            return self._said
+        if not has_ended:
+            raise malformed("the stream broke off")
         return {**self._head, "choices": begun, "usage": self.usage}
 
 
 def choices_of(payload: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the choices of a completion, or of a piece of one."""
+    """Return the choices of a completion."""
     choices = payload.get("choices")
     if not isinstance(choices, list):
         return []
@@ -295,9 +326,13 @@ def choices_of(payload: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def failure_in(payload: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the failure that a completion, or a piece of one, states in place of an answer."""
-    inner = (one["error"] for one in choices_of(payload) if one.get("error"))
-    return stated_failure(payload, "choices") or next(({"error": one} for one in inner), None)
+    """Return the failure that a completion states in place of an answer."""
+    if stated := stated_failure(payload, "choices"):
+        return stated
+    for choice in choices_of(payload):
+        if choice.get("error"):
+            return {"error": choice["error"]}
+    return None
 
 
 def older_call(message: dict[str, Any]) -> dict[str, Any] | None:
@@ -326,6 +361,7 @@ def _text(content: Any) -> str:
     """Return the text of a delta; some servers send parts of it in a list, as in whole answers."""
     if isinstance(content, str):
         return content
+    content = [content] if isinstance(content, dict) else content
     if not isinstance(content, list):
         return ""
     parts = [part.get("text") for part in content if isinstance(part, dict)]

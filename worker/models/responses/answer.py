@@ -22,7 +22,8 @@ from stepfleet.worker.models.bodies import (
 from stepfleet.worker.models.responses.request import PROVIDER
 
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
-_DELTAS = {"response.output_text.delta", "response.refusal.delta"}
+_TEXT_DELTA = "response.output_text.delta"
+_DELTAS = {_TEXT_DELTA, "response.refusal.delta"}
 _CALL_DELTA = "response.function_call_arguments.delta"
 _COMPLETED = ("completed", "complete")
 _NOT_ENDED = {"queued", "in_progress", "failed", "cancelled"}
@@ -124,6 +125,7 @@ class StreamedResponse:
         self.error: dict[str, Any] | None = None
         self.usage: Any = None
         self._size = 0
+        self._told: list[str] = []
         self._items: dict[int, dict[str, Any]] = {}
         self._response: dict[str, Any] | None = None
 
@@ -142,9 +144,12 @@ class StreamedResponse:
         event = parse_event(data)
         kind = word(event.get("type"))
         if kind in _DELTAS or kind == _CALL_DELTA:
-            piece = event.get("delta")
-            self._size += len(piece) if isinstance(piece, str) else 0
-            return piece if isinstance(piece, str) and kind == "response.output_text.delta" else ""
+            piece = word(event.get("delta"))
+            self._size += len(piece)
+            if kind != _TEXT_DELTA:
+                return ""
+            self._told.append(piece)
+            return piece
         if kind in _ENDS:
             self._end(event.get("response"))
         elif kind == "error":
@@ -160,7 +165,11 @@ class StreamedResponse:
         if self._response is None:
             raise malformed("the stream broke off")
         items = [self._items[index] for index in sorted(self._items)]
-        return {**self._response, "output": self._response.get("output") or items}
+        output = self._response.get("output") or items
+        if not output and self._told:  # some servers send its pieces alone
+            content = [{"type": "output_text", "text": "".join(self._told)}]
+            output = [{"type": "message", "content": content}]
+        return {**self._response, "output": output}
 
     def _end(self, response: Any) -> None:
         if not isinstance(response, dict):

@@ -217,3 +217,52 @@ def test_a_failure_in_frames_has_the_services_words(desk: AnswerDesk) -> None:
     failure = desk.ask(CONVERSE, raw(head + body), stream=True)
     assert isinstance(failure, ModelError)
     assert (failure.code, "please wait" in failure.message) == (C.RATE_LIMIT, True)
+
+
+@pytest.mark.parametrize("end", [b"", b"data: [DONE]\n\n"])
+def test_news_of_a_server_are_no_failure_unless_nothing_else_comes(
+    end: bytes, desk: AnswerDesk
+) -> None:
+    news = b'data: {"message": "the queue is long"}\n\n'
+    sound = b'data: {"choices": [{"delta": {"content": "Hi"}, "finish_reason": "stop"}]}\n\n'
+    answer = desk.ask(CHAT, lines(news + sound + end), stream=True)
+    assert isinstance(answer, LLMResponse)
+    assert answer.content == "Hi"
+    failure = desk.ask(CHAT, lines(news + end), stream=True)
+    assert isinstance(failure, ModelError)
+    assert "the queue is long" in failure.message
+
+
+@pytest.mark.parametrize("label", ["text/html", "application/json", "text/plain"])
+def test_words_in_place_of_an_answer_reach_the_user(label: str, desk: AnswerDesk) -> None:
+    page = b"\n<html>the gateway has no upstream, key sk-proj-abc123DEF456</html>"
+    failure = desk.ask(CHAT, reply(200, page, {"Content-Type": label}), stream=False)
+    assert isinstance(failure, ModelError)
+    assert (failure.code, failure.retryable) == (C.MALFORMED_ANSWER, True)
+    assert "the gateway has no upstream" in failure.message
+    assert "abc123" not in failure.message
+
+
+BARE: dict[str, tuple[str, Script]] = {
+    "Claude's deltas without a start": (CLAUDE, events(
+        {"type": "message_start", "message": {}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "Hel"}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": "lo"}},
+        {"type": "message_delta", "delta": {"stop_reason": "end_turn"}}, {"type": "message_stop"})),
+    "deltas of a response alone": (RESPONSES, events(
+        {"type": "response.output_text.delta", "delta": "Hel"},
+        {"type": "response.output_text.delta", "delta": "lo"},
+        {"type": "response.completed", "response": {"status": "completed", "output": []}})),
+    "one part of content": (CHAT, reply(200, completion_body() | {"choices": [
+        {"message": {"content": {"type": "text", "text": "Hello"}}, "finish_reason": "stop"}]})),
+    "one part of a delta": (CHAT, events({"choices": [{
+        "delta": {"content": {"type": "text", "text": "Hello"}}, "finish_reason": "stop"}]})),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BARE)
+def test_an_answer_that_lacks_what_nobody_needs_is_read(case: str, desk: AnswerDesk) -> None:
+    model, script = BARE[case]
+    answer = desk.ask(model, script, stream=True)
+    assert isinstance(answer, LLMResponse)
+    assert (answer.content, answer.finish_reason) == ("Hello", FinishReason.STOP)

@@ -1,0 +1,87 @@
+"""Cuts server-sent events out of a byte stream, as forgiving as the servers need it. Pure."""
+
+from collections.abc import Iterator
+
+import orjson
+
+_FIELDS = (b":", b"event:", b"id:", b"retry:", b"error:")
+_EVENTS_BEGIN = (b"data:", *_FIELDS)
+_LONGEST_FAILURE = 64 * 1024
+
+
+class EventLines:
+    """Cuts a byte stream into the data of its server-sent events.
+
+    Lines end with CR, LF or both. The data of an event that is named `error`, and an `error:` line,
+    come out as `{"error": ...}`, whatever they are.
+    """
+
+    def __init__(self) -> None:
+        self._begun: list[bytes] = []
+        self._data: list[bytes] = []
+        self._is_cut: bool | None = None
+        self._fails = False
+        self._after_cr = False
+
+    @staticmethod
+    def fits(begin: bytes) -> bool:
+        """Return whether a body that begins so is such a stream."""
+        return begin.lstrip().startswith(_EVENTS_BEGIN)
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """Take the next bytes and return the data of every event that they complete."""
+        if self._after_cr and chunk:
+            chunk = chunk.removeprefix(b"\n")
+            self._after_cr = False
+        if b"\r" in chunk:
+            self._after_cr = chunk.endswith(b"\r")
+            chunk = chunk.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        head, newline, rest = chunk.rpartition(b"\n")
+        if not newline:
+            self._begun.append(chunk)
+            return []
+        lines = b"".join([*self._begun, head]).split(b"\n")
+        self._begun = [rest]
+        return [data for line in lines for data in self._line(line)]
+
+    def end(self) -> list[bytes]:
+        """Return the data of an event that the stream's end completes."""
+        return self.feed(b"\n\n")
+
+    def _line(self, line: bytes) -> Iterator[bytes]:
+        if line.startswith(b"data:"):
+            self._keep(line[5:].removeprefix(b" "))
+        elif not line:
+            if self._data and (data := b"\n".join(self._data).strip()):
+                yield _failure(data) if self._fails else data
+            self._data.clear()
+            self._fails = False
+        elif line.startswith(b"error:"):
+            yield _failure(line[6:].strip())
+        elif line.startswith(_FIELDS):
+            if line.startswith(b"event:"):
+                self._fails = line[6:].strip() == b"error"
+        elif self._data and self._goes_on():
+            # A line break that the server did not escape: the text goes on.
+            self._keep(line)
+
+    def _keep(self, line: bytes) -> None:
+        self._data.append(line)
+        self._is_cut = None
+
+    def _goes_on(self) -> bool:
+        # Once per line: those that follow would look at it again, however long it is.
+        if self._is_cut is None:
+            begins = self._data[0].startswith(b"{")
+            self._is_cut = begins and not self._data[-1].rstrip().endswith(b"}")
+        return self._is_cut
+
+
+def _failure(data: bytes) -> bytes:
+    """Return the event of a failure whose data may be JSON, or words."""
+    data = data[:_LONGEST_FAILURE]
+    try:
+        orjson.loads(data)
+    except orjson.JSONDecodeError:
+        data = orjson.dumps(data.decode(errors="replace"))
+    return b'{"type":"error","error":%s}' % data
