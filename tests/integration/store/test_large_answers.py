@@ -2,20 +2,27 @@
 
 import asyncio
 import time
+from dataclasses import replace
+from typing import Any
 
 import orjson
+import pytest
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import call, say
 from support.servers.raw_model_server import RawModelServer, completion, completion_body, raw
 
 from stepfleet.orchestrator import (
     ErrorPolicy,
+    LLMResponse,
     Message,
     ModelRequest,
     ModelSettings,
     UsageStats,
     tool,
 )
+from stepfleet.orchestrator.protocol.claim import Claim
+from stepfleet.orchestrator.protocol.verdict import Verdict
+from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.lenient_json import read_json
@@ -94,7 +101,7 @@ async def test_reading_a_large_answer_leaves_the_loop_to_others() -> None:
 
 async def test_a_large_event_of_a_stream_is_read_beside_the_loop() -> None:
     """CPU time of the loop's own thread is measured: other load does not add to it."""
-    mended = orjson.dumps({"said": ["x"] * 300_000}).replace(b"x", b"\x01")
+    mended = orjson.dumps({"said": ["x", *[[[]]] * 600_000]}).replace(b"x", b"\x01", 2)
     begun = time.thread_time()
     read_json(mended)
     alone = time.thread_time() - begun
@@ -130,3 +137,55 @@ async def test_usage_that_cannot_be_neither_ends_a_run_nor_spoils_its_batch(redi
     assert counters["steps"] == 2
     assert counters.get("tokens", 0) == 0
     assert counters.get("cost", 0) >= 0
+
+
+@pytest.mark.parametrize("levels", [150, 220, 300, 2_000])
+async def test_a_run_whose_model_reasons_in_nested_data_is_paid_once_and_can_be_read(
+    redis_url: str, levels: int
+) -> None:
+    data: object = "because"
+    for _ in range(levels):
+        data = [data]
+    asked = 0
+
+    async def answer(request: ModelRequest) -> LLMResponse:
+        nonlocal asked
+        asked += 1
+        done = say("done", reasoning=({"reasoning": {"provider": "x", "at": 0, "data": data}},))
+        return done.model_copy(update={"model": "m" * 1_000_000, "request_id": "r" * 1_000_000})
+
+    async with opened_run(redis_url, answer) as (desk, hands, run_id):
+        await hands.finish(run_id)
+        stored = await desk.stored(run_id)
+        size = await desk.opened.connection.execute(
+            "MEMORY", "USAGE", f"{desk.opened.keys.run(run_id)}:log"
+        )
+    assert (asked, stored.result().output) == (1, "done")
+    assert size < 20_000
+
+
+async def test_what_a_commit_cannot_write_fails_its_step_and_not_its_run(redis_url: str) -> None:
+    """Nothing is written of it, and no worker is lost over it."""
+    failed = []
+
+    class Strict(StepStore):
+        async def commit(self, claim: Claim, verdict: Verdict, *given: Any, **more: Any) -> Any:
+            """Have the first verdict hold text that is no Unicode."""
+            if verdict.logged and not failed:
+                failed.append(verdict)
+                result = verdict.logged.result.model_copy(update={"thought": "half \ud83d"})
+                logged = verdict.logged.model_copy(update={"result": result})
+                verdict = replace(verdict, logged=logged)
+            return await super().commit(claim, verdict, *given, **more)
+
+    async with opened_run(redis_url, say("first")) as (desk, hands, run_id):
+        strict = Strict.__new__(Strict)
+        strict.__dict__.update(desk.steps.__dict__)
+        hands.desk = replace(desk, steps=strict)
+        await hands.step(run_id, 0)
+        stored = await desk.stored(run_id)
+        crashes = (await desk.header(run_id)).get("crashes", "0")
+    (error,) = stored.log[0].result.errors
+    assert error.code == "SERIALIZATION_ERROR"
+    assert "cannot be stored" in error.message
+    assert (len(failed), crashes) == (1, "0")
