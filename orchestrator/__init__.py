@@ -94,7 +94,9 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy as ErrorPolicy
     from stepfleet.orchestrator.errors import AgentException as AgentException
     from stepfleet.orchestrator.errors import ConfigurationError as ConfigurationError
+    from stepfleet.orchestrator.errors import ConflictError as ConflictError
     from stepfleet.orchestrator.errors import MaxStepsExceeded as MaxStepsExceeded
+    from stepfleet.orchestrator.errors import NotFoundError as NotFoundError
     from stepfleet.orchestrator.errors import RunFailed as RunFailed
     from stepfleet.orchestrator.errors import StoreError as StoreError
     from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig as BroadcastConfig
@@ -238,7 +240,10 @@ _WHERE = {
     "client.watching.conditions": "RunConditions",
     "continuation": "ContinuationCriteria when",
     "continuation.error_policy": "ErrorHandlingDecision ErrorPolicy",
-    "errors": "AgentException ConfigurationError MaxStepsExceeded RunFailed StoreError",
+    "errors": (
+        "AgentException ConfigurationError ConflictError MaxStepsExceeded NotFoundError RunFailed "
+        "StoreError"
+    ),
     "events.broadcast.config": "BroadcastConfig",
     "events.streamed_text": "StreamedText",
     "events.subscribers": "Subscribers",

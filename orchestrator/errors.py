@@ -2,7 +2,8 @@
 
 Inside a run failures travel as `ErrorInfo` values; these exceptions cross the edges. `code` is
 one of the eleven codes that models see, or one that no model ever sees: `STORE_ERROR`,
-`ANSWER_REFUSED`, and those of `ModelErrorCode`, which distinguish failures of model calls.
+`NOT_FOUND`, `CONFLICT`, `ANSWER_REFUSED`, and those of `ModelErrorCode`, which distinguish failures
+of model calls.
 `MemoryError` is importable by its name and left out of `import *`, so that Python's own is never
 shadowed unasked.
 """
@@ -21,11 +22,13 @@ __all__ = [
     "AgentException",
     "AgentMemoryError",
     "ConfigurationError",
+    "ConflictError",
     "ContextWindowError",
     "InvalidToolCallError",
     "MaxStepsExceeded",
     "ModelError",
     "ModelTimeoutError",
+    "NotFoundError",
     "RateLimitError",
     "RunActive",
     "RunFailed",
@@ -44,6 +47,21 @@ class ConfigurationError(AgentException):
     """A setting, an agent definition or a batch line is wrong; the message names field and fix."""
 
     code = "CONFIG_ERROR"
+
+
+class NotFoundError(ConfigurationError):
+    """No run, batch or schedule has that id or name, or none has it any more."""
+
+    code = "NOT_FOUND"
+
+
+class ConflictError(ConfigurationError):
+    """What is there contradicts a request.
+
+    A run has not ended, or an id or idempotency key belongs to another input.
+    """
+
+    code = "CONFLICT"
 
 
 class SerializationError(AgentException):

@@ -24,7 +24,7 @@ from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.opening.opening import celery_app
 from stepfleet.worker.engine.admission import Gate
 from stepfleet.worker.engine.bridge import end_home, explain_ends
-from stepfleet.worker.engine.other_tasks import dead_letter_receiver, limit_tasks
+from stepfleet.worker.engine.other_tasks import dead_letter_receiver, give_threads, limit_tasks
 from stepfleet.worker.engine.pool import refuse_greenlet_pools
 from stepfleet.worker.engine.transport import EVENTS, batch_url
 from stepfleet.worker.engine.transport import register as register_transport
@@ -150,6 +150,7 @@ def serve_on(app: Celery, worker: Any) -> None:
     def check(**_: Any) -> None:  # Celery's logging is set up, and annotations are applied
         _warn_of_limits(worker)
         _check_tasks(app)
+        give_threads(app)
 
     signals.celeryd_after_setup.connect(check, weak=False)
     _follow_worker(app, services)

@@ -31,7 +31,7 @@ from stepfleet.orchestrator.batches.check import (
 from stepfleet.orchestrator.batches.files.rows import RowRules
 from stepfleet.orchestrator.batches.files.source import BatchInput, Given, InputFormat, open_input
 from stepfleet.orchestrator.batches.plan import Draft, Plan
-from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, StoreError
 from stepfleet.orchestrator.limits.limit import NORMAL, Limit
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.calls.answers import After
@@ -281,7 +281,7 @@ class BatchSubmission:
     async def _found(self, order: BatchOrder, checked: Checked) -> tuple[str, Manifest | None]:
         """Return the batch's id, and what is stored of it.
 
-        Raises `ConfigurationError` where its key is another batch's.
+        Raises `ConflictError` where its key is another batch's.
         """
         given = order.idempotency_key
         batch_id = batch_id_of(_key_of(order, checked))
@@ -291,7 +291,7 @@ class BatchSubmission:
                 f"idempotency key {given!r} belongs to batch {batch_id}, whose lines, agents or "
                 "overrides differ from these; use another key for another batch"
             )
-            raise ConfigurationError(msg)
+            raise ConflictError(msg)
         return batch_id, found
 
     async def _create_all(

@@ -343,7 +343,7 @@ class AsyncFleetBatches:
         self._session = session
 
     async def get(self, batch_id: str) -> AsyncBatch:
-        """Return a submitted batch. Raises `ConfigurationError` if there is none of that id."""
+        """Return a submitted batch. Raises `NotFoundError` if there is none of that id."""
         client = await self._session.open()
         return AsyncBatch(self._session, await client.batches.get(batch_id))
 

@@ -78,7 +78,7 @@ class AsyncFleetRuns:
         """Return the runs that have to end before this one begins: ids and statuses.
 
         Of one that is still to be created the status is 'unknown'. Empty for a run that has begun,
-        or ended. Raises `ConfigurationError` if there is no such run.
+        or ended. Raises `NotFoundError` if there is no such run.
         """
         client = await self._session.open()
         header = (await client.runs.get(run_id)).header
@@ -181,7 +181,7 @@ class AsyncFleetRuns:
     async def tree(self, run_id: str, *, limit: int = 200) -> RunTree:
         """Return a run with up to `limit` runs below it, those of upper levels first.
 
-        Raises `ConfigurationError` for an unknown run, or a wrong limit.
+        Raises `NotFoundError` for an unknown run, or a wrong limit.
         """
         if not 0 <= limit <= trees.MOST_RUNS:
             raise ConfigurationError(f"limit is {limit}; write 0 to {trees.MOST_RUNS:,}")
@@ -225,7 +225,7 @@ class AsyncFleetRuns:
         `chunks` follows too, and adds the text while it is written and the starts of steps and
         tools when they happen (without a `sequence`, in place of their events), where the run
         streams them (`broadcast="standard"`); `StreamedText` folds the text. Raises
-        `ConfigurationError` for an unknown run.
+        `NotFoundError` for an unknown run.
         """
         client = await self._session.open()
         if follow or chunks:
@@ -278,15 +278,15 @@ class AsyncFleetRuns:
         """Give an ended run a further user message; it goes on with its whole conversation.
 
         Limits, counters and clocks start anew; the session's totals stay. `overrides` change
-        its configuration from here on. Raises `ConfigurationError` for an unknown run and for
-        one that has not ended.
+        its configuration from here on. Raises `NotFoundError` for an unknown run and
+        `ConflictError` for one that has not ended.
         """
         return await (await self._session.open()).control.send(run_id, text, overrides)
 
     async def view(self, run_id: str) -> RunView:
         """Return a run's history as a chat window shows it, with what it stopped for.
 
-        Raises `ConfigurationError` if there is no such run.
+        Raises `NotFoundError` if there is no such run.
         """
         run = await self.show(run_id)
         return view_of(run.result(), history_of(run))
@@ -296,7 +296,7 @@ class AsyncFleetRuns:
 
         The last ones are its stored history, with the errors that came up. Text comes while it
         is written where the run streams it (`broadcast="standard"`); `continuation` shows the
-        decision that ended the run, where its events include it. Raises `ConfigurationError`
+        decision that ended the run, where its events include it. Raises `NotFoundError`
         if there is no such run.
         """
         run = await self.show(run_id)

@@ -116,7 +116,7 @@ MUTATIONS = {
         "resume", "redis.call('HDEL', run_key, 'reach')", "local _"
     ),
     "a retry leaves the cancel to be passed on": Mutation(
-        "retry", "'parked', 'reach', 'orphans')", "'parked')"
+        "retry", "'parked', 'reach', 'orphans', 'hinted')", "'parked', 'hinted')"
     ),
     "a resume looks after questions at once": Mutation(
         "resume",

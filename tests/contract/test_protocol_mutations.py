@@ -377,7 +377,7 @@ MUTATIONS = {
         "park", "if h[9] then redis.call('HDEL', run_key, 'outage', 'parked') end\n", ""
     ),
     "retry keeps an old wait for a service": Mutation(
-        "retry", ", 'outage',\n  'parked', 'reach', 'orphans')", ")"
+        "retry", ", 'outage',\n  'parked', 'reach', 'orphans', 'hinted')", ")"
     ),
     "commit keeps a wait for a service that is over": Mutation(
         "commit", "redis.call('HDEL', run_key, 'outage', 'parked')", "local _"

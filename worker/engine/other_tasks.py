@@ -20,6 +20,7 @@ from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry, keep_aside
 from stepfleet.orchestrator.store.opening.opening import client_app, open_store
 from stepfleet.worker.engine.admission import Gate, Inadmissible
+from stepfleet.worker.engine.own_threads import give_thread
 from stepfleet.worker.engine.transport.ack_buffer import AckBufferChannel
 
 _SHOWN = 200
@@ -84,9 +85,17 @@ def limit_tasks(app: Celery, gate: Gate | None, put_aside: PutAside) -> None:
     if gate:
         for name in theirs:
             _guard(app.tasks[name], gate, put_aside)
+    give_threads(app)
     if theirs:
         rule = "their messages must be signed" if gate else "anybody who can publish may start them"
         log.info("this worker takes tasks beside the fleet's (%s): %s", rule, ", ".join(theirs))
+
+
+def give_threads(app: Celery) -> None:
+    """Let the tasks of the app's user run beside the event loop, where the pool has one."""
+    for name, task in app.tasks.items():
+        if name not in (TASK, TOOL_TASK) and not name.startswith(CELERYS):
+            give_thread(task)
 
 
 def _guard(task: Task, gate: Gate, put_aside: PutAside) -> None:

@@ -2,11 +2,12 @@
 
 import contextlib
 import os
+import re
 import sys
 import time
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
 import orjson
 from rich.console import Console, RenderableType
@@ -17,6 +18,10 @@ _FILE_WIDTH = 160
 """Characters in a line where there is no terminal that tells its width."""
 
 NOTICE_SECONDS = 1.0
+_CONTROLS = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]"
+)
+"""C0 without line breaks and tabs, DEL, C1, and the characters that direct bidirectional text."""
 T = TypeVar("T")
 
 
@@ -68,7 +73,7 @@ def print_text(text: str) -> None:
 def notice(text: str) -> None:
     """Print a notice on standard error, unless its terminal is closed."""
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{text}\n")
+        sys.stderr.write(f"{_for(sys.stderr, text)}\n")
         sys.stderr.flush()
 
 
@@ -86,5 +91,15 @@ def every_second(text: Callable[[int], str]) -> Callable[[int], None]:
 
 
 def _write(line: bytes) -> None:
-    sys.stdout.write(line.decode() + "\n")
+    sys.stdout.write(_for(sys.stdout, line.decode()) + "\n")
     sys.stdout.flush()
+
+
+def _for(stream: TextIO, text: str) -> str:
+    """Return a text as a terminal gets it: what would move its cursor or turn text around escaped.
+
+    JSON stays the same data. Files and pipes get the characters themselves.
+    """
+    if not stream.isatty():
+        return text
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)

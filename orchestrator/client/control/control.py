@@ -19,7 +19,7 @@ from stepfleet.orchestrator.client.control.resumable import (
     ensure_not_completed,
     ensure_resumable,
 )
-from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
+from stepfleet.orchestrator.errors import ConflictError, SerializationError, StoreError
 from stepfleet.orchestrator.protocol.revision import Revision, further_turn, revise
 from stepfleet.orchestrator.store.runs.control import (
     Control,
@@ -27,7 +27,7 @@ from stepfleet.orchestrator.store.runs.control import (
     ControlResult,
     new_request,
 )
-from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
+from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun, unknown_run
 
 log = logging.getLogger(__name__)
 
@@ -93,7 +93,7 @@ class RunControl:
     async def send(self, run_id: str, text: str, overrides: Mapping[str, Any]) -> ControlResult:
         """Give an ended run a further user message: a new execution on the same session.
 
-        Raises `ConfigurationError` for one that has not ended: the message would be lost.
+        Raises `ConflictError` for one that has not ended: the message would be lost.
         """
         messages = parse_input(text, "text")
         request = new_request()
@@ -104,7 +104,7 @@ class RunControl:
                     f"run {run_id} has not ended ({run.state.status.value}); send the message "
                     "when it has, or cancel it first"
                 )
-                raise ConfigurationError(msg)
+                raise ConflictError(msg)
             kept = merged_overrides(run.overrides, stored_overrides(run.config, overrides))
             turn = further_turn(run.state, run.log, kept, await self._runs.now())
             result = await self._control.retry(run, turn, messages, request)
@@ -153,8 +153,7 @@ def ensure_retryable(run: StoredRun, changes: Changes, revision: Revision) -> No
 
 
 def ensure_known(result: ControlResult, run_id: str) -> ControlResult:
-    """Return the result. Raises `ConfigurationError` where there is no such run (any more)."""
+    """Return the result. Raises `NotFoundError` where there is no such run (any more)."""
     if result.outcome is ControlOutcome.UNKNOWN:
-        msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
-        raise ConfigurationError(msg)
+        raise unknown_run(run_id)
     return result

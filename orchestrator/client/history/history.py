@@ -60,7 +60,7 @@ class AsyncFleetHistory:
         """Return everything of a run, as it is now or as it was after its first `at` steps.
 
         A step under way is not part of it: where the checkpoint is restored, it is done again.
-        Raises `ConfigurationError` for an unknown run, or one that has not so many steps.
+        Raises `NotFoundError` for an unknown run, or one that has not so many steps.
         """
         client = await self._session.open()
         return await _captured(client, await client.runs.get(run_id), at)
@@ -182,7 +182,7 @@ class AsyncFleetHistory:
     async def tool_traces(self, run_id: str) -> ToolTraces:
         """Return the tool calls of a run's committed steps since they were last cleared.
 
-        Raises `ConfigurationError` if there is no such run.
+        Raises `NotFoundError` if there is no such run.
         """
         run = await (await self._session.open()).runs.get(run_id)
         cleared = int(run.header.get(_CLEARED, "0"))
@@ -192,7 +192,7 @@ class AsyncFleetHistory:
         """Leave the calls so far out of `tool_traces`; return how many the run has had.
 
         The run's log keeps them: results, conversation and retries are as before. Raises
-        `ConfigurationError` if there is no such run.
+        `NotFoundError` if there is no such run.
         """
         client = await self._session.open()
         run = await client.runs.get(run_id)
@@ -226,7 +226,7 @@ class AsyncFleetHistory:
     async def reset_cost_tracking(self, run_id: str) -> None:
         """Let the statistics begin anew with the next step; the run's own totals stay.
 
-        Raises `ConfigurationError` if there is no run of that id.
+        Raises `NotFoundError` if there is no run of that id.
         """
         client = await self._session.open()
         _, done = await client.snapshots.standing(run_id)
@@ -240,7 +240,10 @@ def checked_id(run_id: str | None) -> str:
     try:
         return str(UUID(run_id))
     except ValueError:
-        raise ConfigurationError(f"run_id {run_id!r} is no UUID; use uuid.uuid4()") from None
+        raise ConfigurationError(
+            f"run_id {run_id!r:.100} is no UUID; pass idempotency_key=... to submit(), which makes"
+            " one of any text, or derive it: str(uuid.uuid5(uuid.NAMESPACE_URL, text))"
+        ) from None
 
 
 async def _captured(client: Client, run: StoredRun, at: int | None) -> AgentCheckpoint:

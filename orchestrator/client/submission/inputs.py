@@ -26,6 +26,7 @@ from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.store.batches.batches import run_id_for
 
 LONGEST_DELAY = 366 * 24 * 3600
 Priority = Literal["high", "normal", "low"]
@@ -36,6 +37,7 @@ class SubmitOptions(RunOverrides, total=False):
     """The options of `submit`."""
 
     run_id: str | None
+    idempotency_key: str | None
     metadata: Mapping[str, Any] | None
     delay: float
     parent: str | None
@@ -95,7 +97,7 @@ def placed(
     if after and delay:
         raise ConfigurationError("field 'delay': a run begins after others, or after a delay")
     place = RunPlace(
-        run_id=overrides.pop("run_id", None),
+        run_id=_run_id(overrides.pop("run_id", None), overrides.pop("idempotency_key", None)),
         metadata=parse_metadata(dict(metadata) if metadata else None),
         delay=delay,
         parent=overrides.pop("parent", None),
@@ -105,6 +107,17 @@ def placed(
         after=after,
     )
     return place, overrides
+
+
+def _run_id(run_id: Any, key: Any) -> Any:
+    """Return the id of a run: as it is given, or made of an idempotency key."""
+    if key is None:
+        return run_id
+    if run_id is not None:
+        raise ConfigurationError("run_id and idempotency_key both name the run; give one of them")
+    if not isinstance(key, str) or not key.strip():
+        raise ConfigurationError(f"idempotency_key is {key!r:.100}; write text, such as an order's")
+    return run_id_for(key)
 
 
 def batch_order(

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from uuid import UUID, uuid5
 
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError
 from stepfleet.orchestrator.records.batch import BatchProgress, Manifest, progress_of
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -25,6 +25,11 @@ TOGETHER = 25
 Place = tuple[int, str]
 """Where a batch is in the list of all: its time of creation in ms, and its id."""
 _NAMESPACE = UUID("6d0f3d0e-6f2c-5a0b-9c8e-0c6a6f7b1c55")
+
+
+def run_id_for(key: str) -> str:
+    """Return the id of the single run with that idempotency key."""
+    return str(uuid5(_NAMESPACE, f"run:{key}"))
 
 
 def batch_id_of(key: str) -> str:
@@ -85,11 +90,11 @@ class Batches:
         return Manifest.from_fields(batch_id, fields) if "created" in fields else None
 
     async def get(self, batch_id: str) -> Manifest:
-        """Return a batch's manifest. Raises `ConfigurationError` if there is none of that id."""
+        """Return a batch's manifest. Raises `NotFoundError` if there is none of that id."""
         manifest = await self.find(batch_id)
         if manifest is None:
             msg = f"no batch has the id {batch_id!r}; 'stepfleet status' lists those that are there"
-            raise ConfigurationError(msg)
+            raise NotFoundError(msg)
         return manifest
 
     async def register(self, manifest: Manifest) -> None:
@@ -282,11 +287,11 @@ class Batches:
         return [Lifecycle(reply) if reply else None for reply in replies]
 
     async def ensure_runs(self, run_ids: Sequence[str]) -> None:
-        """Raise `ConfigurationError` for a run that is to end before others, and is not there."""
+        """Raise `NotFoundError` for a run that is to end before others, and is not there."""
         for run_id, status in zip(run_ids, await self.statuses(run_ids), strict=True):
             if status is None:
                 msg = f"field 'after': no run has the id {run_id!r}; ended runs are removed after"
-                raise ConfigurationError(f"{msg} the retention time")
+                raise NotFoundError(f"{msg} the retention time")
 
     async def ends(self, run_ids: Sequence[str]) -> list[datetime | None]:
         """Return when the runs ended; None for a run that is open, or is not there."""

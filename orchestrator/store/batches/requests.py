@@ -14,7 +14,7 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.errors import NotFoundError, StoreError
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.batch import BatchHold, Manifest
 from stepfleet.orchestrator.records.errors import ErrorInfo, cause_of
@@ -79,7 +79,7 @@ class BatchRequests:
     async def ask(self, manifest: Manifest, word: str, token: str, fields: str = "") -> Request:
         """Put a request in force on all shards. Its repetition, by `token`, is the same one.
 
-        Raises `ConfigurationError` if there is no such batch any more.
+        Raises `NotFoundError` if there is no such batch any more.
         """
         batch_id = manifest.batch_id
         while True:
@@ -93,7 +93,7 @@ class BatchRequests:
             await self.sweep(unfinished)
         if reply[0] == "unknown":
             await self._unnote(batch_id, noted)
-            raise ConfigurationError(f"no batch has the id {batch_id!r}")
+            raise NotFoundError(f"no batch has the id {batch_id!r}")
         request = Request(batch_id, manifest.rows, word, int(reply[1]), fields)
         await self._note(batch_id)
         await self.flag(request)

@@ -11,7 +11,7 @@ from datetime import datetime
 import orjson
 from pydantic import ValidationError
 
-from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError, SerializationError
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, ScheduleView
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -109,7 +109,7 @@ class Schedules:
         if schedule is None:
             names = sorted(await self._connection.execute("HKEYS", self._all))
             known = ", ".join(names[:20]) or "none"
-            raise ConfigurationError(f"there is no schedule {name!r}; there are: {known}")
+            raise NotFoundError(f"there is no schedule {name!r}; there are: {known}")
         try:
             return _view(schedule, state, tick, run_now)
         except ValidationError as error:

@@ -224,6 +224,6 @@ def _result(reply: Any) -> ControlResult:
 async def mark(
     connection: Connection, keys: Keys, run_id: str, name: str, value: str | int
 ) -> None:
-    """Note `value` under `name`. Raises `ConfigurationError` if there is no run of that id."""
+    """Note `value` under `name`. Raises `NotFoundError` if there is no run of that id."""
     if not await RunScripts(connection, keys).run("mark", run_id, name, value):
         raise unknown_run(run_id)

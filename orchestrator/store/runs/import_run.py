@@ -7,7 +7,7 @@ from typing import Any
 
 from redis.exceptions import ResponseError
 
-from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.errors import ConflictError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
@@ -69,7 +69,7 @@ class RunImport:
     async def create(self, imported: ImportedRun) -> bool:
         """Create the run; return False if the very same was created before.
 
-        Raises `ConfigurationError` if another run has its id, `StoreError` when Redis stays out
+        Raises `ConflictError` if another run has its id, `StoreError` when Redis stays out
         of reach or refuses because its memory is full.
         """
         try:
@@ -82,7 +82,7 @@ class RunImport:
                 f"a run of the id {imported.run.run_id} is there already; "
                 "choose another id (uuid.uuid4()) for this one"
             )
-            raise ConfigurationError(msg)
+            raise ConflictError(msg)
         # Also after a repetition, whose first reply was lost: a second hint does no harm.
         if imported.state.status in _AT_WORK:
             await self._dispatch.published(_hint(imported), imported.run.agent)

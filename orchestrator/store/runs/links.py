@@ -46,7 +46,7 @@ class Links:
     async def follow(self, run_id: str, call: ToolHint) -> Lifecycle | None:
         """Have the end of a run answered to `call`; return its status where it has ended already.
 
-        Raises `ConfigurationError` if there is no run of that id, or too many follow it.
+        Raises `NotFoundError` if there is no run of that id, or too many follow it.
         """
         reply = await self._scripts.run("follow", run_id, address_of(call))
         if reply[0] == "unknown":

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.errors import NotFoundError, SerializationError
 from stepfleet.orchestrator.events.envelope import numbered
 from stepfleet.orchestrator.protocol.transfer import agent_before, overrides_of
 from stepfleet.orchestrator.records import exact_json
@@ -133,7 +133,7 @@ class Runs:
     async def get(self, run_id: str) -> StoredRun:
         """Return a run.
 
-        Raises `ConfigurationError` if there is none of that id, `SerializationError` if this
+        Raises `NotFoundError` if there is none of that id, `SerializationError` if this
         version cannot read it.
         """
         run_key = self._keys.run(run_id)
@@ -217,10 +217,10 @@ class Runs:
         return in_milliseconds(await self._connection.read_clock())
 
 
-def unknown_run(run_id: str) -> ConfigurationError:
+def unknown_run(run_id: str) -> NotFoundError:
     """Return the error about a run that is not in the store."""
     msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
-    return ConfigurationError(msg)
+    return NotFoundError(msg)
 
 
 _RETRY_FIELDS = (

@@ -48,7 +48,7 @@ class Snapshots:
         self._configs = configs
 
     async def take(self, run_id: str, config: SlimSerializationConfig) -> dict[str, Any]:
-        """Return a run's snapshot. Raises `ConfigurationError` if there is no run of that id."""
+        """Return a run's snapshot. Raises `NotFoundError` if there is no run of that id."""
         header = await self._header(run_id)
         state = load_state(header, (), (), moment(header["updated"]))
         if outcome := load_outcome(header.get("outcome")):
@@ -61,7 +61,7 @@ class Snapshots:
     async def standing(self, run_id: str) -> tuple[Lifecycle, int]:
         """Return a run's status and how many steps it has committed.
 
-        Raises `ConfigurationError` if there is no run of that id.
+        Raises `NotFoundError` if there is no run of that id.
         """
         found = await self._connection.execute("HMGET", self._keys.run(run_id), "status", "step")
         if found[0] is None:
@@ -69,7 +69,7 @@ class Snapshots:
         return Lifecycle(found[0]), int(found[1])
 
     async def tenant(self, run_id: str) -> str | None:
-        """Return whom a run is for. Raises `ConfigurationError` if there is no run of that id."""
+        """Return whom a run is for. Raises `NotFoundError` if there is no run of that id."""
         found = await self._connection.execute("HMGET", self._keys.run(run_id), "status", "tenant")
         if found[0] is None:
             raise unknown_run(run_id)

@@ -1,5 +1,7 @@
 """Creates runs and batches; submitting the same thing twice changes nothing."""
 
+import hashlib
+import json
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +12,7 @@ import orjson
 from pydantic_core import to_jsonable_python
 from redis.exceptions import ResponseError
 
-from stepfleet.orchestrator.errors import ConfigurationError, StoreError
+from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, StoreError
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
@@ -37,7 +39,8 @@ class NewRun:
     `delay`: seconds before its first step may start. `limited`: it, or its batch, has a limit of
     its own. `returns_to`: the call that waits for its end. `depth`: how many runs
     are above it, each started by a call of the one before. `after`: the runs whose ends it waits
-    for. `billed`: the batch that pays for a run above it.
+    for. `billed`: the batch that pays for a run above it. `given`: what it is made of (see
+    `given_of`), where its id may be that of another run.
     """
 
     run_id: str
@@ -60,6 +63,16 @@ class NewRun:
     depth: int = 0
     after: After | None = None
     billed: str | None = None
+    given: str = ""
+
+
+def given_of(run: NewRun) -> str:
+    """Return the digest of what makes a run another one: its agent, input and overrides."""
+    after = run.after.to_json() if run.after else ""
+    messages = MESSAGES.dump_json(run.messages, exclude_defaults=True).decode()
+    parts = [run.agent, messages, run.overrides, after]
+    text = json.dumps(parts, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
 class Submission:
@@ -100,7 +113,8 @@ class Submission:
 
         `made` is the token of the call: a repetition of it returns True as the first did.
         Raises `StoreError` when Redis stays out of reach, or refuses because its memory is full,
-        and `ConfigurationError` where the run's batch was cancelled as a whole.
+        `ConfigurationError` where the run's batch was cancelled as a whole, and `ConflictError`
+        where a run of that id is `given` something else.
         """
         call = self._call(run, await self._connection.now(), made or _made())
         try:
@@ -109,6 +123,12 @@ class Submission:
             raise _refused(error) from None
         if reply == "cancelled":
             raise _revoked(run)
+        if reply == "other":
+            msg = (
+                f"run {run.run_id} is there already, and is of another agent, input or overrides;"
+                " use another run_id, or idempotency_key, for another run"
+            )
+            raise ConflictError(msg)
         return bool(reply == "created")
 
     async def create_all(self, runs: Sequence[NewRun]) -> list[bool]:
@@ -143,6 +163,7 @@ class Submission:
             round(run.delay * 1000),
             **header_of(run, first_handoff(run, now)),
             made=made,
+            **({"given": run.given} if run.given else {}),
         )
 
     async def publish(self, runs: Sequence[NewRun]) -> None:

@@ -117,8 +117,10 @@ def _power(base: Number, exponent: Number) -> Number:
 
 
 def _call(node: ast.Call, depth: int) -> Number:
-    if not isinstance(node.func, ast.Name) or node.func.id not in _FUNCTIONS:
-        name = ast.unparse(node.func)[:50]
+    if not isinstance(node.func, ast.Name):  # written out, it could be nested too deeply
+        raise _refused(f"what is called there is not known; use {', '.join(_FUNCTIONS)}")
+    if node.func.id not in _FUNCTIONS:
+        name = node.func.id[:50]
         raise _refused(f"the function {name} is not known; use {', '.join(_FUNCTIONS)}")
     if node.keywords:
         raise _refused("functions take no named arguments here")

@@ -185,3 +185,84 @@ def test_a_worker_that_reads_only_other_queues_stays_as_it_was(
     assert "stepfleet.step" not in worker.log
     with redis.Redis.from_url(redis_url) as client:
         assert not client.exists("sf:workers")
+
+
+OWN_TASKS = """
+import asyncio
+import threading
+import time
+
+from celery import current_task
+
+from shop.celery import app
+from stepfleet.worker.engine.bridge import await_
+
+
+async def later(value):
+    await asyncio.sleep(0.01)
+    return value
+
+
+@app.task(bind=True)
+def runs(self, value):
+    assert self.request.id == current_task.request.id
+    return [asyncio.run(later(value)), threading.current_thread().name]
+
+
+@app.task(bind=True, max_retries=1)
+def retries(self):
+    if not self.request.retries:
+        raise self.retry(countdown=0)
+    return asyncio.run(later("retried"))
+
+
+@app.task
+def fails():
+    raise ValueError("as it does")
+
+
+@app.task
+def blocks(seconds):
+    time.sleep(seconds)
+    return "blocked"
+
+
+@app.task
+def awaits(value):
+    return [await_(later(value)), threading.current_thread().name]
+
+
+@app.task
+def waits_indirectly(value):
+    return helper(value)
+
+
+def helper(value):
+    return await_(later(value))
+"""
+USES_THEM = """
+from shop.own import awaits, blocks, fails, retries, runs, waits_indirectly
+blocked = [blocks.delay(3) for _ in range(5)]
+assert runs.delay(1).get(timeout=60) == [1, "stepfleet-own-task"]
+assert retries.delay().get(timeout=60) == "retried"
+assert waits_indirectly.delay(3).get(timeout=60) == 3
+value, thread = awaits.delay(2).get(timeout=60)
+assert (value, thread != "stepfleet-own-task") == (2, True), thread
+try:
+    fails.delay().get(timeout=60)
+except ValueError as error:
+    print(error)
+print([one.get(timeout=60) for one in blocked] == ["blocked"] * 5)
+"""
+
+
+def test_own_tasks_may_call_asyncio_run_and_block_under_the_asyncio_pool(
+    redis_url: str, folder: Path, environment: dict[str, str], start: Start
+) -> None:
+    made_from_page(folder, redis_url, "app.conf.update(result_backend=app.conf.broker_url)\n")
+    (folder / "shop" / "own.py").write_text(OWN_TASKS)
+    pool = ("-P", "custom", "-c", "50", "-I", "shop.own")
+    environment["CELERY_CUSTOM_WORKER_POOL"] = "stepfleet.worker.engine.pool:Pool"
+    worker = start("asyncio", "-Q", "celery,stepfleet", *pool)
+    said = ended(python(folder, environment, "-c", USES_THEM))
+    assert said == "as it does\nTrue\n", worker.log

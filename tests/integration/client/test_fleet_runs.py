@@ -7,6 +7,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from support.deadlines import until, wait_until
@@ -16,13 +17,16 @@ from stepfleet.orchestrator import (
     AgentRunResult,
     AsyncFleet,
     ConfigurationError,
+    ConflictError,
     Fleet,
     Lifecycle,
     MaxStepsExceeded,
     Message,
+    NotFoundError,
     RunFailed,
     RunStatus,
 )
+from stepfleet.orchestrator.store.batches.batches import run_id_of
 
 AGENT = plain_agent()
 
@@ -132,10 +136,70 @@ async def test_a_run_goes_on_when_waiting_for_it_ends(fleet: AsyncFleet, desk: B
     assert (await fleet.runs.wait(run_id, timeout=60)).output == "fine"
 
 
+async def test_a_run_id_or_key_of_another_input_is_refused_and_the_same_one_is_not(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """RUN-01"""
+    own = str(uuid4())
+    for name in ({"run_id": own}, {"idempotency_key": "order-77"}):
+        first = await fleet.submit(AGENT, "hello", **name)
+        for metadata in ({"at": 1}, {"at": 2}):  # of no account to the answer
+            assert await fleet.submit(AGENT, "hello", metadata=metadata, **name) == first
+        for given, options in (("goodbye", {}), ("hello", {"max_steps": 3})):
+            with pytest.raises(ConflictError, match=f"{first} is there already.*another") as said:
+                await fleet.submit(AGENT, given, **options, **name)
+            assert said.value.code == "CONFLICT"
+        assert (await desk.stored(first)).log == ()
+    assert await fleet.submit(AGENT, "hello", idempotency_key="order-78") != first
+    claim = await desk.claim(first)
+    await desk.commit(claim, answered(claim))
+    assert await fleet.submit(AGENT, "hello", idempotency_key="order-77") == first
+
+
+async def test_the_id_of_a_batchs_run_is_no_single_runs(fleet: AsyncFleet) -> None:
+    batch = await fleet.submit_batch([{"input": "hello"}], AGENT)
+    with pytest.raises(ConflictError):
+        await fleet.submit(AGENT, "hello", run_id=run_id_of(batch.id, 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"run_id": "order-77"}, r"no UUID; pass idempotency_key=.*uuid\.uuid5"),
+        ({"run_id": str(uuid4()), "idempotency_key": "a"}, "give one of them"),
+        ({"idempotency_key": " "}, "idempotency_key is ' '; write text"),
+        ({"idempotency_key": 77}, "idempotency_key is 77; write text"),
+    ],
+)
+async def test_what_names_no_run_is_refused_with_the_fix(
+    fleet: AsyncFleet, options: dict[str, Any], said: str
+) -> None:
+    """CONF-04"""
+    with pytest.raises(ConfigurationError, match=said):
+        await fleet.submit(AGENT, "hello", **options)
+
+
+async def test_an_unknown_run_and_one_that_has_not_ended_have_errors_of_their_own(
+    fleet: AsyncFleet,
+) -> None:
+    """ERR-20"""
+    unknown = str(uuid4())
+    for look in (fleet.runs.result, fleet.runs.show, fleet.runs.cancel, fleet.runs.timeline):
+        with pytest.raises(NotFoundError, match=unknown):
+            await look(unknown)
+    with pytest.raises(NotFoundError, match="no batch"):
+        await fleet.batches.get(unknown)
+    with pytest.raises(NotFoundError, match="there is no schedule"):
+        await fleet.schedules.get("nightly")
+    active = await fleet.submit(AGENT, "hello")
+    with pytest.raises(ConflictError, match="has not ended"):
+        await fleet.runs.send(active, "more")
+
+
 async def test_a_run_id_of_ones_own_is_submitted_once(fleet: AsyncFleet, desk: Bench) -> None:
     run_id = "12345678-1234-5678-1234-567812345678"
     assert await fleet.submit(AGENT, "hi", run_id=run_id, metadata={"n": 1}) == run_id
-    assert await fleet.submit(AGENT, "other", run_id=run_id) == run_id
+    assert await fleet.submit(AGENT, "hi", run_id=run_id) == run_id
     assert (await fleet.runs.show(run_id)).state.messages[-1].text == "hi"
     assert (await fleet.runs.result(run_id)).metadata == {"n": 1}
     assert await desk.queued() == 1

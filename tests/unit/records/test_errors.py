@@ -15,6 +15,8 @@ from stepfleet.orchestrator.tools.mcp import ToolSourceError
 
 TREE = [
     (errors.ConfigurationError, errors.AgentException),
+    (errors.NotFoundError, errors.ConfigurationError),
+    (errors.ConflictError, errors.ConfigurationError),
     (errors.ToolExecutionError, errors.AgentException),
     (errors.ToolNotFoundError, errors.ToolExecutionError),
     (errors.ToolTimeoutError, errors.ToolExecutionError),

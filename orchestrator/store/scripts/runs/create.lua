@@ -1,12 +1,17 @@
 -- Creates a run, once. ARGV[2] grace ms, ARGV[3] initial messages, ARGV[4] message to enqueue or '',
 -- ARGV[5] events, ARGV[6] their count, ARGV[7] delay ms, ARGV[8..] header fields.
 -- Returns 'created' (also to a repetition: the field `made` is the call's token), or 'exists' and changes nothing:
--- submitting twice is harmless. Returns 'cancelled', and makes none, where the run's batch was cancelled.
+-- submitting twice is harmless. Returns 'other' where `given`, the digest of what the run is made of, is not that of the run
+-- which is there. Returns 'cancelled', and makes none, where the run's batch was cancelled.
 -- A new run joins the tail of the queue; later steps join its head, so that begun runs finish before
 -- others begin.
 local a = named(8)
 if redis.call('EXISTS', run_key) == 1 then
-  return redis.call('HGET', run_key, 'made') == a.made and 'created' or 'exists'
+  local known = redis.call('HMGET', run_key, 'made', 'given', 'batch')
+  if known[1] == a.made then return 'created' end
+  -- Runs of older clients have no `given`.
+  local is_other = a.given and ((known[2] or a.given) ~= a.given or known[3] ~= a.batch)
+  return is_other and 'other' or 'exists'
 end
 if a.batch ~= '' and redis.call('HEXISTS', flags_key, 'x:' .. a.batch) == 1 then return 'cancelled' end
 local now = now_ms()

@@ -1,0 +1,58 @@
+"""What is printed on a terminal, and what a file or a pipe gets."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from stepfleet.orchestrator.cli.terminal.output import (
+    notice,
+    print_json,
+    print_json_line,
+    print_text,
+)
+
+CONTROLS = "\x7f\x84\x9b2J\u061c\u200e\u202eexe.txt\u2066\ufeff"
+DATA = {"said": f"fine{CONTROLS}", "ünïcode": "ß 漢"}
+
+
+def on_a_terminal(monkeypatch: pytest.MonkeyPatch, name: str, act: object) -> str:
+    """Return what a terminal got of what was written to a standard stream."""
+    ours, theirs = os.openpty()
+    with monkeypatch.context() as patched, os.fdopen(theirs, "w", encoding="utf-8") as stream:
+        patched.setattr(sys, name, stream)
+        act()  # type: ignore[operator]
+        stream.flush()
+        found = os.read(ours, 10_000).decode()
+    os.close(ours)
+    return found.replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("write", [print_json, print_json_line])
+def test_json_on_a_terminal_directs_nothing_and_is_the_same_data(
+    monkeypatch: pytest.MonkeyPatch, write: object
+) -> None:
+    shown = on_a_terminal(monkeypatch, "stdout", lambda: write(DATA))  # type: ignore[operator]
+    assert not set(shown) & set(CONTROLS) - set("2Jexe.txt")
+    assert json.loads(shown) == DATA
+    assert "ß 漢" in shown
+
+
+def test_so_do_texts_and_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"one\n\ttwo \x1b[2J{CONTROLS}"
+    for name, write in (("stdout", print_text), ("stderr", notice)):
+        shown = on_a_terminal(monkeypatch, name, lambda write=write: write(text))
+        assert shown.startswith("one\n\ttwo \\u001b[2J\\u007f\\u0084\\u009b2J")
+        assert "\u202e" not in shown
+
+
+def test_a_file_gets_the_characters_themselves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    place = tmp_path / "out.json"
+    with place.open("w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        print_json(DATA)
+    assert CONTROLS in place.read_text("utf-8")
