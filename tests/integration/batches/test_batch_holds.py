@@ -194,7 +194,7 @@ async def test_a_pause_by_hand_stays_one_that_no_error_caused(
     assert (await manifest_of(desk, batch)).held is None
 
 
-RANDOM = "zebra giraffe quokka lemur tapir okapi ibex vole newt shrew".split()
+RANDOM = ["zebra", "giraffe", "quokka", "lemur", "tapir", "okapi", "ibex", "vole", "newt", "shrew"]
 
 
 @pytest.mark.parametrize(
