@@ -1,4 +1,4 @@
-"""Errors of our code, or of users', behind a claim: a failed step, and no worker that looks lost."""
+"""Errors of our code, or of users, behind a claim: a failed step, and no worker that looks lost."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
