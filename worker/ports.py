@@ -1,5 +1,6 @@
 """What a step needs from the outside: every collaborator of `step.py`, as protocols."""
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -28,6 +29,8 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.leases.lease import AnyLease, Lease
+
+log = logging.getLogger(__name__)
 
 Call = Callable[[ModelRequest], Awaitable[LLMResponse]]
 """Makes a model call. Raises `ModelError`."""
@@ -185,7 +188,7 @@ class Isolation(Protocol):
 class StepObserver:
     """Sees what becomes of steps and tool calls; this one ignores all of it.
 
-    Called within the step: observers are quick, and raise nothing.
+    Called within the step: observers are quick; what they raise is logged.
     """
 
     def claimed(self, claim: Claim | Refusal) -> None:
@@ -254,8 +257,7 @@ class Ports:
         """Claim a step by the store, seen by the observers. Raises `StoreError`."""
         self.crash("before-claim")
         claim = await self.store.claim(hint, token)
-        for observer in self.observers:
-            observer.claimed(claim)
+        self._tell(lambda observer: observer.claimed(claim))
         if isinstance(claim, Claim):
             self.crash("after-claim")
         return claim
@@ -264,8 +266,7 @@ class Ports:
         """Commit by the store, seen by the observers. Raises `StoreError`."""
         self.crash("before-commit")
         committed = await self.store.commit(claim, verdict, events)
-        for observer in self.observers:
-            observer.committed(claim, verdict, events, committed)
+        self._tell(lambda observer: observer.committed(claim, verdict, events, committed))
         if not committed.wanted:
             self.crash("after-commit")
         return committed
@@ -274,8 +275,7 @@ class Ports:
         """Take a tool call by the store, seen by the observers. Raises `StoreError`."""
         taken = await self.calls.take(hint, token)
         if isinstance(taken, TakenCall):
-            for observer in self.observers:
-                observer.call_taken(taken)
+            self._tell(lambda observer: observer.call_taken(taken))
             self.crash("call-taken")
         return taken
 
@@ -283,6 +283,12 @@ class Ports:
         """Deliver a result by the store, seen by the observers. Raises `StoreError`."""
         self.crash("call-made")
         delivered = await self.calls.deliver(taken, taken.config.name, record, seconds)
-        for observer in self.observers:
-            observer.call_delivered(taken, record, delivered)
+        self._tell(lambda observer: observer.call_delivered(taken, record, delivered))
         return delivered
+
+    def _tell(self, tell: Callable[[StepObserver], None]) -> None:
+        for observer in self.observers:
+            try:
+                tell(observer)
+            except Exception:
+                log.exception("an observer of steps failed")

@@ -4,12 +4,13 @@ Knows neither Celery nor Redis: everything outside comes through `ports`.
 """
 
 import asyncio
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from stepfleet.orchestrator.agents.agent import criteria_without_code
 from stepfleet.orchestrator.continuation import ContinuationCriteria
-from stepfleet.orchestrator.errors import SerializationError, StoreError
+from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import (
     Attempt,
@@ -37,6 +38,16 @@ from stepfleet.worker.leases.lease import Lease, Leases
 from stepfleet.worker.ports import Ports
 
 CANCELLED = "a cancel was requested"
+OF_VALUES = (
+    AgentException,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
+"""Errors that a value causes in what writes a step; the store's own are not among them."""
 LONGEST_CHECKS = 2.0
 """CPU time for all checks of one answer against schemas, however many calls it has."""
 
@@ -107,6 +118,19 @@ async def execute_here(
     claim: Claim, lease: Lease, ports: Ports
 ) -> tuple[ContinuationCriteria, Attempt]:
     """Make the model call and run its tools. Every failure comes back as a value."""
+    if claim.broken is not None:
+        return criteria_without_code(claim.config), Failed(lease.span, claim.broken)
+    try:
+        return await _executed(claim, lease, ports)
+    except StoreError:
+        raise  # the store is away: nothing of this attempt can be written, and the lease runs out
+    except Exception as error:  # noqa: BLE001 - also where an attempt is only brought to its end
+        return criteria_without_code(claim.config), failure_of(error, lease.span, lease.remembered)
+
+
+async def _executed(
+    claim: Claim, lease: Lease, ports: Ports
+) -> tuple[ContinuationCriteria, Attempt]:
     try:
         agent = ports.agent(claim.config)
         criteria, reasoner = agent.criteria(claim.config), agent.reasoner(claim.config)
@@ -159,22 +183,18 @@ async def commit(
         return StepReport(claim.hint, isolated=True)
     if isinstance(attempt, Interrupted) and attempt.by is Interruption.CANCELLED:
         claim = _cancelled(claim)
+    is_broken = False
     while True:
         facts = Facts(lease.now, ports.jitter(), ports.worker, ports.outage_patience)
-        verdict, events = conclude(claim, attempt, criteria, facts)
-        error = holding_error(claim, attempt, verdict)
-        if error and ports.hold and (number := await ports.hold(claim, error)):
-            verdict, events = held(claim, number), Events([])
-        if failed := in_vain(attempt, verdict, lease, ports):
-            verdict = replace(verdict, failed=failed, entered=lease.entered)
-        if guess := guessed(claim, attempt, verdict, ports):
-            verdict = replace(verdict, guess=guess)
         try:
+            verdict, events = await _judged(claim, attempt, criteria, lease, ports, facts)
             done = await ports.commit(claim, verdict, events)
-        except SerializationError as error:  # no value of an attempt may lose the run
-            if isinstance(attempt, Failed):
+        except StoreError:
+            raise
+        except OF_VALUES as error:  # a failed step, not a lost worker that others are blamed for
+            if is_broken:
                 raise
-            attempt = failure_of(error, attempt.span)
+            is_broken, attempt = True, failure_of(error, lease.span, lease.remembered)
             continue
         if not done.wanted:
             return StepReport(
@@ -185,6 +205,26 @@ async def commit(
                 is_last=done.is_last,
             )
         claim = _cancelled(claim)
+
+
+async def _judged(
+    claim: Claim,
+    attempt: Attempt,
+    criteria: ContinuationCriteria,
+    lease: Lease,
+    ports: Ports,
+    facts: Facts,
+) -> tuple[Verdict, Events]:
+    """Decide, with what the ledger gets; a run whose batch is held waits instead."""
+    verdict, events = conclude(claim, attempt, criteria, facts)
+    error = holding_error(claim, attempt, verdict)
+    if error and ports.hold and (number := await ports.hold(claim, error)):
+        verdict, events = held(claim, number), Events([])
+    if failed := in_vain(attempt, verdict, lease, ports):
+        verdict = replace(verdict, failed=failed, entered=lease.entered)
+    with suppress(*OF_VALUES):  # then its calls stay without a price
+        verdict = replace(verdict, guess=guessed(claim, attempt, verdict, ports))
+    return verdict, events
 
 
 def conclude(

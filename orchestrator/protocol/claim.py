@@ -11,6 +11,7 @@ from stepfleet.orchestrator.memory.window import History
 from stepfleet.orchestrator.protocol.suspicion import NO_LOSSES, Losses
 from stepfleet.orchestrator.records.calls.answers import Answer
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
@@ -129,6 +130,8 @@ class Claim:
     overrides: str = ""
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""
+    broken: ErrorInfo | None = None
+    """What went wrong behind the claim: the step fails with it."""
 
     @property
     def payer(self) -> str:

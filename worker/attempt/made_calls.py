@@ -147,16 +147,19 @@ def _others(lease: Lease, response: LLMResponse, ports: Ports) -> list[FailedCal
 
 def _in_vain(model: str, response: LLMResponse, claim: Claim, ports: Ports) -> FailedCall:
     usage = response.usage or UsageStats()
-    return FailedCall(
+    call = FailedCall(
         model=response.model or model,
         code=UNUSED,
         message="its answer was not used",
-        ambiguous=not usage.total_tokens,
-        tokens=usage.total_tokens,
-        cost_usd=call_cost(response, model, claim.config, ports),
-        estimated=response.usage_estimated,
-        usage=usage,
+        ambiguous=True,
     )
+    try:
+        cost = call_cost(response, model, claim.config, ports)
+    except Exception:  # noqa: BLE001 - the code of prices may be what has failed
+        return call
+    known = {"ambiguous": not usage.total_tokens, "tokens": usage.total_tokens, "cost_usd": cost}
+    known |= {"estimated": response.usage_estimated, "usage": usage}
+    return call.model_copy(update=known)
 
 
 def _model_of(response: LLMResponse, claim: Claim) -> str:

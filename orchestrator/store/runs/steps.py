@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.errors import ConfigurationError, SerializationError, StoreError
+from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import (
@@ -145,7 +145,9 @@ class StepStore:
         )
         try:
             return await self._load(hint, token, moment(reply[1]), header, reply)
-        except (SerializationError, ConfigurationError) as error:
+        except StoreError:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever is wrong with the record, nobody was lost
             await self._give_back(hint, token, header)
             return Refusal(Refused.UNREADABLE, str(error))
 

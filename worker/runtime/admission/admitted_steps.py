@@ -5,11 +5,14 @@ order of writes lets each crash heal: a step is due again after the grace time u
 line; a grant that nobody renews is dispatched again, then taken back.
 """
 
+import asyncio
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
-from stepfleet.orchestrator.errors import ModelError, RateLimitError
+from stepfleet.orchestrator.errors import ModelError, RateLimitError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.limits.budgets import (
     HOLD,
@@ -60,6 +63,7 @@ from stepfleet.orchestrator.store.admission.calls import (
 )
 from stepfleet.orchestrator.store.admission.limit_use import short_of
 from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.runtime.admission.gate import Gate, UsedGrant
 from stepfleet.worker.runtime.admission.prompts import Prompts
@@ -70,7 +74,9 @@ from stepfleet.worker.runtime.admission.spending import (
     spent_in,
     spent_in_vain,
 )
-from stepfleet.worker.step import CANCELLED
+from stepfleet.worker.step import CANCELLED, OF_VALUES
+
+log = logging.getLogger(__name__)
 
 FIRST_MILLISECONDS = 250
 TOOL_SECONDS = 0.25
@@ -101,6 +107,17 @@ class AdmittedSteps:
         gate = self._gate
         reading = gate.calls.request_grant(hint.run_id) if gate.active else None
         claim = await self._store.claim(hint, token)
+        try:
+            return await self._with_grant(hint, claim, reading)
+        except OF_VALUES as error:
+            if isinstance(claim, Refusal) or isinstance(error, StoreError):
+                raise
+            return replace(claim, broken=info_of(error))
+
+    async def _with_grant(
+        self, hint: StepHint, claim: Claim | Refusal, reading: "asyncio.Future[Any] | None"
+    ) -> Claim | Refusal:
+        gate = self._gate
         if isinstance(claim, Claim) and claim.limited_by:
             own = f"{BATCH}:{claim.payer}" if claim.payer else f"{RUN}:{claim.run_id}"
             await gate.look_for(own)
@@ -142,7 +159,9 @@ class AdmittedSteps:
             return replace(claim, waited=grant.waited, waited_for=short_of(grant.why))
         try:
             word = await gate.call(request.operation("try"))
-        except Exception:
+        except Exception as error:
+            if isinstance(error, OF_VALUES) and not isinstance(error, StoreError):
+                raise
             # Not to be taken for a lost worker: it is due again after the grace time.
             await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
             raise
@@ -250,8 +269,7 @@ class AdmittedSteps:
             return await self._held_back(claim, verdict)
         if not gate.active and claim.run_id not in gate.held:
             return await self._store.commit(claim, verdict, events)
-        self._learn(claim, verdict)  # before the next step is expected to take as much
-        following = self._following(claim, verdict)
+        following = self._expected(claim, verdict)
         again = following is not None and bool(verdict.refused)
         if again:
             verdict = replace(verdict, delay=0.0)
@@ -263,7 +281,7 @@ class AdmittedSteps:
             gate.end(self._released(claim, verdict))
             gate.forget(claim.hint)
             return done
-        gate.end(self._ending(claim, verdict))
+        gate.end(self._ended(claim, verdict))
         gate.forget(claim.hint)
         if following is not None and done.status == "in_progress":
             await self._wait(following, "again" if again else "ask")
@@ -311,6 +329,26 @@ class AdmittedSteps:
         if await self._gate.call(request.operation(op)) == WAITS:
             self._gate.crash("limits-requested")
             await self._store.shelve(request.hint)
+
+    def _expected(self, claim: Claim, verdict: Verdict) -> Request | None:
+        """Return the request of the following step, which is expected to take as much as this.
+
+        Whatever goes wrong with it, the step is committed: the next one asks for itself.
+        """
+        try:
+            self._learn(claim, verdict)
+            return self._following(claim, verdict)
+        except OF_VALUES:
+            log.exception("the next step of run %s asks for itself", claim.run_id)
+            return None
+
+    def _ended(self, claim: Claim, verdict: Verdict) -> list[Operation]:
+        """Return what ends a committed step's grant; as it was reserved where that fails."""
+        try:
+            return self._ending(claim, verdict)
+        except OF_VALUES:
+            log.exception("a call of run %s is charged as it was expected", claim.run_id)
+            return [settling(claim.hint)]
 
     def _following(self, claim: Claim, verdict: Verdict) -> Request | None:
         """Return the request of the step after that verdict; None where none follows at once."""

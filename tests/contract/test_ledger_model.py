@@ -1,0 +1,285 @@
+"""The ledger and budgets against what the providers saw: committed + lost + ambiguous.
+
+Whole steps run on a real Redis, with calls that fail, hang, or are refused, with fallbacks, answers
+that middleware refuses, releases, cancels, workers that are lost or stall, and lost replies.
+"""
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from support.runs.opened_runs import lease_runs_out
+from support.runs.scripted_steps import Crash, Hands, call, say
+from support.runs.stored_runs import Bench, bench
+from support.servers.redis_servers import RedisServer
+
+from stepfleet.orchestrator import (
+    LLM,
+    Agent,
+    LLMResponse,
+    Middleware,
+    ModelErrorCode,
+    ModelRequest,
+    tool,
+)
+from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError, RateLimitError, StoreError
+from stepfleet.orchestrator.limits.budgets import NOTHING
+from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.store.admission.calls import basing
+from stepfleet.orchestrator.store.model_calls.ledger import EPOCH, Ledger
+from stepfleet.worker.models import Models
+from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
+from stepfleet.worker.runtime.admission.gate import Gate
+from stepfleet.worker.step import run_step
+
+FIRST, SECOND, TENANT = "a:m", "b:m", "tenant:acme"
+
+
+@tool
+async def look(what: str) -> str:
+    """Look."""
+    return what
+
+
+class Doubting(Middleware):
+    """Asks twice, or refuses an answer, as the scene says."""
+
+    scene: "Scene"
+
+    async def around_model(self, request: ModelRequest, call_next: Any) -> LLMResponse:
+        doubt, self.scene.doubt = self.scene.doubt, ""
+        answer: LLMResponse = await call_next(request)
+        if doubt == "twice":
+            answer = await call_next(request)
+        if doubt == "refuses":
+            msg = "not good enough"
+            raise ValueError(msg)
+        return answer
+
+
+@dataclass
+class Provider(LLM):
+    """A provider that does what the scene has planned for its next call."""
+
+    scene: "Scene"
+    name: str
+
+    async def generate(self, request: ModelRequest) -> LLMResponse:
+        del request
+        return await self.scene.called(self.name)
+
+
+@dataclass
+class Scene:
+    """One run, the workers that do it, and what the providers saw."""
+
+    desk: Bench
+    run_id: str = ""
+    plans: dict[str, list[str]] = field(default_factory=dict)
+    doubt: str = ""
+    lossy: bool = False
+    maybe_paid: int = 0
+    without_call: int = 0
+    """Workers that were lost before a call, or behind one that was refused: it looks open."""
+    is_paid: bool = False
+    """Whether the newest call was."""
+    is_exact: bool = True
+    """Whether no worker was lost between its commit and what ends its grant."""
+    leases: list[Any] = field(default_factory=list)
+    gates: list[Gate] = field(default_factory=list)
+
+    def lose_replies(self) -> None:
+        """Have each script called again where replies are lost."""
+        connection: Any = self.desk.opened.connection
+        attempt, execute = connection.attempt, connection.execute
+
+        async def attempted(*command: Any) -> Any:
+            reply = await attempt(*command)
+            if self.lossy:
+                raise StoreError("its reply is lost")
+            return reply
+
+        async def executed(*command: Any) -> Any:
+            reply = await execute(*command)
+            return await execute(*command) if self.lossy and command[0] == "EVALSHA" else reply
+
+        connection.attempt, connection.execute = attempted, executed
+
+    async def called(self, name: str) -> LLMResponse:
+        plan = self.plans.get(name) or ["looks"]
+        what = plan.pop(0)
+        self.is_paid = what not in ("500", "429")
+        if what == "500":
+            raise ModelError("in trouble", retryable=True, code=ModelErrorCode.SERVER_ERROR)
+        if what == "429":
+            raise RateLimitError("too many", retry_after=0)
+        self.maybe_paid += 1
+        if what == "hangs":
+            raise ModelTimeoutError("no answer")
+        if what == "dies":
+            raise Crash
+        if what in INTERRUPTED:
+            self.leases[-1].steps[self.run_id].interrupt(INTERRUPTED[what])
+            await asyncio.sleep(30)
+        if what == "stalls":
+            await lease_runs_out(self.desk, self.run_id)
+            self.plans.clear()
+            await self.step()
+            self.is_paid = True
+        return say("fine") if what == "answers" else call(("look", {"what": "it"}))
+
+    async def step(self, crash_at: str = "") -> None:
+        """Let a worker do the run's step; one that dies with it is found lost."""
+        stored = await self.desk.stored(self.run_id)
+        if stored.state.status.is_terminal:
+            return
+        providers = {name: partial(Provider, self, name) for name in "ab"}
+        hands = Hands(self.desk, self.desk.agent, crash_at, models=Models(providers=providers))
+        steps = await self.admitting()
+        ports = replace(hands.ports(), store=steps, admit=steps.admit)
+        self.desk.steps._crash = ports.crash
+        self.leases.append(hands.leases)
+        self.is_paid = False
+        try:
+            with ports.pacing:
+                await run_step(StepHint(self.run_id, stored.step), ports, hands.leases)
+        except Crash:
+            self.gates[-1]._pending.clear()
+            await self.lose_worker()
+        finally:
+            self.leases.pop()
+        await self.settled()
+        key = self.desk.opened.keys.run(self.run_id)
+        await self.desk.opened.connection.execute("HSET", key, "not_before", 0)
+
+    async def admitting(self) -> AdmittedSteps:
+        """Return the store of a worker of its own."""
+        gate = Gate(self.desk.opened, f"w{len(self.gates)}")
+        self.gates.append(gate)
+        await gate.reload()
+        return AdmittedSteps(self.desk.steps, gate, lambda *_: 0.001)
+
+    async def lose_worker(self) -> None:
+        key, execute = self.desk.opened.keys.run(self.run_id), self.desk.opened.connection.execute
+        if not await execute("HGET", key, "token"):
+            self.is_exact = False  # it had committed
+            return
+        if not self.is_paid and not await execute("HEXISTS", f"{key}:journal", "response"):
+            self.without_call += 1
+        await lease_runs_out(self.desk, self.run_id)
+
+    async def finish(self) -> None:
+        """Bring the run to its end; hints that are late find what workers have left."""
+        for _ in range(30):
+            self.plans, self.doubt, self.lossy = {"a": ["answers"]}, "", False
+            await self.step()
+        last = await self.desk.stored(self.run_id)
+        assert last.state.status.is_terminal
+        steps = await self.admitting()
+        for step in range(last.step + 1):
+            await steps.claim(StepHint(self.run_id, step), self.desk.token())
+        await self.settled()
+
+    async def settled(self) -> None:
+        """Wait for what was sent and is not waited for."""
+        await asyncio.sleep(0)  # what is pending goes out
+        for gate in self.gates:
+            while tasks := set(gate._tasks):
+                await asyncio.wait(tasks)
+
+    async def check(self) -> None:
+        ledger = Ledger(self.desk.opened.connection, self.desk.opened.keys)
+        today = await ledger.today()
+        sums: Counter[tuple[str, str, str]] = Counter()
+        async for row in ledger.rows(today, today):
+            sums[row.state, row.agent, row.model] += row.sums.calls
+        assert min(sums.values(), default=0) >= 0
+        made = sums.total()
+        assert made == self.maybe_paid + self.without_call, "each call that was seen, once"
+        uses = {one.name: one for one in await self.gates[0].settings.use()}
+        [budget] = uses[TENANT].budgets
+        assert budget.reserved == 0
+        assert budget.spent >= made
+        assert budget.spent == made or not self.is_exact, "budgets spend what the ledger has"
+
+
+INTERRUPTED = {
+    "is handed back": Interruption.HANDED_BACK,
+    "is cancelled": Interruption.CANCELLED,
+}
+FAILS = st.sampled_from(["500", "429", "hangs"])
+FIRSTS = st.one_of(
+    st.just("looks"), FAILS, st.sampled_from(["dies", "stalls", *INTERRUPTED]), FAILS
+)
+SECONDS = st.sampled_from(["looks", "429", "hangs", "dies", "stalls", *INTERRUPTED])
+POINTS = ("", "", "", "after-claim", "after-reply", "after-journal", "commit-applied")
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.just("step"), FIRSTS, SECONDS, st.sampled_from(POINTS), st.booleans()),
+        st.tuples(st.just("step"), FIRSTS, SECONDS, st.sampled_from(POINTS), st.booleans()),
+        st.tuples(st.just("doubt"), st.sampled_from(["twice", "refuses"])),
+        st.tuples(st.just("cancel")),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+async def play(url: str, operations: list[Any]) -> None:
+    doubts = Doubting()
+    agent = Agent("plain", model=[FIRST, SECOND], tools=[look], middleware=[doubts], max_steps=40)
+    async with bench(url, agent, lease=600, grace=60) as desk:
+        await desk.opened.connection.execute("FLUSHDB")
+        scene = doubts.scene = Scene(desk)
+        gate = Gate(desk.opened, "w")
+        scene.gates.append(gate)
+        for name in (FIRST, SECOND, TENANT):
+            await gate.settings.change(name, {"calls": 1000})
+        today = (await Ledger(desk.opened.connection, desk.opened.keys).today() - EPOCH).days
+        await gate.call(basing(TENANT, NOTHING, NOTHING, today))
+        scene.lose_replies()
+        scene.run_id = await desk.create(tenant="acme")
+        for operation in operations:
+            scene.lossy = False
+            match operation:
+                case ("step", first, second, point, lossy):
+                    scene.plans, scene.lossy = {"a": [first], "b": [second]}, lossy
+                    await scene.step(point)
+                case ("doubt", how):
+                    scene.plans, scene.doubt = {}, how
+                    await scene.step()
+                case _:
+                    stored = await desk.stored(scene.run_id)
+                    if not stored.state.status.is_terminal:
+                        await desk.control.cancel(stored, "no more")
+        await scene.finish()
+        await scene.check()
+
+
+def search(url: str, examples: int, phases: list[Phase]) -> None:
+    @settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        report_multiple_bugs=False,
+        phases=phases,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(OPERATIONS)
+    def example(operations: list[Any]) -> None:
+        asyncio.run(play(url, operations))
+
+    example()
+
+
+@pytest.mark.timeout(600)
+def test_what_providers_saw_is_committed_lost_or_ambiguous(redis_server: RedisServer) -> None:
+    """COST-09"""
+    search(redis_server.url, 60, [Phase.generate, Phase.shrink])
