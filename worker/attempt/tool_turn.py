@@ -372,7 +372,8 @@ class ToolTurn:
         if response.cache is not None and response.cache.hit:
             return failed
         model = response.model or bare_name(self.claim.config.model)
-        return (*failed, price_of(number, response.usage, self._cost(), model))
+        cost, tier = self._cost(), response.service_tier
+        return (*failed, price_of(number, response.usage, cost, model, tier))
 
     def _outcome(self) -> _Outcome:
         progress, handled = self._progress, self._handled

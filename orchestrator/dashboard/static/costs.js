@@ -5,8 +5,8 @@ import { columns } from "./chart.js";
 import { notify } from "./dialog.js";
 import { button, count, el, facts, field, fill, problem, table, usd } from "./dom.js";
 
-const KEYS = ["day", "tenant", "agent", "model", "batch", "status"];
-const FILTERS = ["by", "since", "until", "tenant", "batch", "agent", "model", "status"];
+const KEYS = ["day", "tenant", "agent", "model", "batch", "lane", "status"];
+const FILTERS = ["by", "since", "until", "tenant", "batch", "agent", "model", "lane", "status"];
 const STATUSES = [["", "all"], ["committed", "committed"], ["lost", "lost"], ["ambiguous", "ambiguous: may have been paid"], ["cached", "cached: not made"]];
 const query = new URLSearchParams(location.search);
 const content = document.getElementById("content");
@@ -19,7 +19,7 @@ function filters() {
   const made = el("form", { class: "sf-filters", "aria-label": "Filter costs" },
     field("By", "by", by, { options: choices.some(([one]) => one === by) ? choices : [...choices, [by, by.replaceAll(",", " and ")]] }),
     field("From day (UTC)", "since", value("since"), { type: "date" }), field("To day (UTC)", "until", value("until"), { type: "date" }),
-    field("Tenant", "tenant", value("tenant")), field("Batch", "batch", value("batch")), field("Agent", "agent", value("agent")), field("Model", "model", value("model")),
+    field("Tenant", "tenant", value("tenant")), field("Batch", "batch", value("batch")), field("Agent", "agent", value("agent")), field("Model", "model", value("model")), field("Lane", "lane", value("lane")),
     field("Status of calls", "status", value("status"), { options: STATUSES }),
     el("button", { type: "submit", class: "btn btn-sm btn-primary" }, "Show"));
   made.addEventListener("submit", (event) => {

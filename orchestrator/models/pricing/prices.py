@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field, ValidationError
 
@@ -86,6 +86,14 @@ FALLBACK = Price(input=5.0, output=15.0)
 """The price of a model that no table has, where there is no default either."""
 
 
+class Cost(Protocol):
+    """Prices calls, as `Prices.cost_of`."""
+
+    def __call__(self, model: str, usage: UsageStats, tier: str = "", address: str = "") -> float:
+        """Return the cost in USD."""
+        ...
+
+
 @dataclass(frozen=True)
 class Prices:
     """Prices by model id. A model's dated variants share the price of the longest known prefix.
@@ -133,6 +141,13 @@ class Prices:
             return cost
         usual = base.cost(usage)
         return cost * base.cost(usage, tier) / usual if usual else cost
+
+    def warm(self) -> None:
+        """Load what the first search would have to."""
+        if self.known is not None:
+            self.known("", "")
+        elif self.default is None and self.base is not None:
+            self.base.warm()
 
     def _search(self, model: str, address: str) -> tuple[Price, bool]:
         key = (model, address, int(time.monotonic() // _SECONDS_KEPT))

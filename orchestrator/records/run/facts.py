@@ -96,9 +96,9 @@ class LostAttempt(Record):
     model call may have been paid for without a result; `cost_usd` is its cost, or None when its
     usage never became known. Where `estimated` is true, tokens and cost are counted from the texts
     that were sent and received, or else are those of the call that was made in its place. `model`
-    and `usage` are the call's, where they are known; `default_priced` is true where no table has
-    that model. `at_ms` is when it was noted, in milliseconds
-    since 1970.
+    and `usage` are the call's, where they are known, and `service_tier` is the provider's tier;
+    `default_priced` is true where no table has that model. `at_ms` is when it was noted, in
+    milliseconds since 1970.
     """
 
     # Records of later versions are read too.
@@ -115,6 +115,7 @@ class LostAttempt(Record):
     model: str | None = Field(default=None, exclude_if=operator.not_)
     usage: UsageStats | None = Field(default=None, exclude_if=operator.not_)
     default_priced: bool = Field(default=False, exclude_if=operator.not_)
+    service_tier: str = Field(default="", exclude_if=operator.not_)
     at_ms: int = Field(default=0, exclude_if=operator.not_)
 
     def estimated_by(self, steps: Sequence[StepResult]) -> Self:
@@ -228,6 +229,11 @@ class RunFacts(Record):
     def usage_estimated(self) -> bool:
         """Whether tokens and cost hold estimates, since some call came without its usage."""
         return any(step.usage_estimated for step in self.steps)
+
+    @property
+    def price_estimated(self) -> bool:
+        """Whether the cost is a guess in part: no table has a price for some model."""
+        return any(step.price_estimated for step in self.steps)
 
     @property
     def saved_usd(self) -> float:

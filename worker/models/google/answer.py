@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from stepfleet.orchestrator.models.pricing.tiers import tier_of
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -58,12 +59,14 @@ def parse_content(payload: dict[str, Any], default_model: str) -> LLMResponse:
     found = parse_tool_calls(calls, new_id=new_call_id)
     if found and known in (None, FinishReason.STOP):
         known = FinishReason.TOOL_CALLS
-    model = payload.get("modelVersion")
+    model, usage = payload.get("modelVersion"), payload.get("usageMetadata")
+    counted = usage if isinstance(usage, dict) else {}
     return LLMResponse.model_construct(
         content="".join(texts),
         tool_calls=found or None,
-        usage=usage_of(payload.get("usageMetadata")),
+        usage=usage_of(usage),
         model=model if isinstance(model, str) and model else default_model,
+        service_tier=tier_of(counted.get("serviceTier"), counted.get("trafficType")),
         finish_reason=known or FinishReason.OTHER,
         reasoning=tuple(reasoning),
         reasoning_text=shown_reasoning(thoughts),

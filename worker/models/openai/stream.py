@@ -156,6 +156,7 @@ class StreamedCompletion:
     def __init__(self) -> None:
         self.error: dict[str, Any] | None = None
         self.usage: Any = None
+        self._tier: Any = None
         self._text = 0
         self._done = False
         self._head: dict[str, Any] = {}
@@ -187,6 +188,7 @@ class StreamedCompletion:
             return ""
         self._head = self._head or {key: event.get(key) for key in ("id", "model", "created")}
         self.usage = event.get("usage") or self.usage
+        self._tier = event.get("service_tier") or self._tier
         choices = event.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             return ""
@@ -206,7 +208,8 @@ class StreamedCompletion:
             message["tool_calls"] = self._calls.all()
         choice = {"index": 0, "message": message, "finish_reason": self._finish_reason}
         started = bool(self._content or self._calls or self._refusal or self._finish_reason)
-        return {**self._head, "choices": [choice] if started else [], "usage": self.usage}
+        ended = {"usage": self.usage, "service_tier": self._tier}
+        return {**self._head, "choices": [choice] if started else [], **ended}
 
     def _add_choice(self, choice: dict[str, Any]) -> str:
         self._finish_reason = choice.get("finish_reason") or self._finish_reason
