@@ -175,7 +175,8 @@ def picture(
             states.append(f"{count(value)} {label}  ", style=style)
     spent = Text(
         f"{count(progress.steps)} steps ({pace.steps_per_second:.1f}/s)  "
-        f"{count(progress.tokens)} tokens  {usd(progress.cost_usd)}",
+        f"{count(progress.tokens)} tokens  "
+        f"{usd(progress.cost_usd, guessed=progress.default_priced_usd > 0)}",
         style="dim",
     )
     held = [Text(f"held: {shown(str(progress.held))}", style="red")] if progress.held else []
@@ -199,7 +200,7 @@ def progress_line(progress: BatchProgress, pace: Pace) -> str:
         f"{count(progress.paused)} paused" if progress.paused else "",
         f"{pace.steps_per_second:.1f} steps/s",
         f"{count(progress.tokens)} tokens",
-        usd(progress.cost_usd),
+        usd(progress.cost_usd, guessed=progress.default_priced_usd > 0),
         f"submission {state}" if (state := submission_state(progress)) else "",
         f"ETA {seconds(pace.eta_seconds(progress.open))}" if progress.open else "",
         f"held: {shown(str(progress.held), 200)}" if progress.held else "",

@@ -89,7 +89,9 @@ FALLBACK = Price(input=5.0, output=15.0)
 class Cost(Protocol):
     """Prices calls, as `Prices.cost_of`."""
 
-    def __call__(self, model: str, usage: UsageStats, tier: str = "", address: str = "") -> float:
+    def __call__(
+        self, model: str, usage: UsageStats, tier: str = "", address: str = "", /
+    ) -> float:
         """Return the cost in USD."""
         ...
 

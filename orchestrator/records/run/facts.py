@@ -143,6 +143,7 @@ class RunFacts(Record):
     `usage` and `cost_usd` are the run's own, `below_usage` and `below_cost_usd` those of the runs
     that its calls have started, and of all below these.
     `agent_name` is the agent that has the run now, or had it last; `handoffs` are those before.
+    With `price_estimated` some of the cost is by the default price: no table has its model.
     `structured` is JSON data that fits the schema of the name `schema_name`; the schema itself
     is never part of a result.
     """
@@ -180,6 +181,7 @@ class RunFacts(Record):
     metadata: dict[str, Any] = Field(default_factory=dict)
     outcome: ContinuationOutcome | None = None
     lost_attempts: tuple[LostAttempt, ...] = ()
+    price_estimated: bool = Field(default=False, exclude_if=operator.not_)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain JSON-ready data; all names are in snake_case."""
@@ -229,11 +231,6 @@ class RunFacts(Record):
     def usage_estimated(self) -> bool:
         """Whether tokens and cost hold estimates, since some call came without its usage."""
         return any(step.usage_estimated for step in self.steps)
-
-    @property
-    def price_estimated(self) -> bool:
-        """Whether the cost is a guess in part: no table has a price for some model."""
-        return any(step.price_estimated for step in self.steps)
 
     @property
     def saved_usd(self) -> float:
