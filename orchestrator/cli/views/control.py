@@ -8,6 +8,7 @@ from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.agents.overrides import named_overrides
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
@@ -50,7 +51,7 @@ def overrides_of(raised: Sequence[str], option: str = "--raise") -> dict[str, An
             overrides[name.strip()] = orjson.loads(value)
         except orjson.JSONDecodeError:
             overrides[name.strip()] = value.strip()
-    return overrides
+    return named_overrides(overrides)
 
 
 def check_target(run_id: str | None, batch_id: str | None, *, everything: bool = False) -> None:

@@ -181,7 +181,7 @@ class RunFacts(Record):
     metadata: dict[str, Any] = Field(default_factory=dict)
     outcome: ContinuationOutcome | None = None
     lost_attempts: tuple[LostAttempt, ...] = ()
-    price_estimated: bool = Field(default=False, exclude_if=operator.not_)
+    price_estimated: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain JSON-ready data; all names are in snake_case."""
