@@ -15,6 +15,7 @@ from stepfleet.orchestrator.memory.custom import CustomPolicy
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
+from stepfleet.orchestrator.models.pricing import Cost
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.verdict import Verdict
@@ -25,7 +26,6 @@ from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolRegistry
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.leases.lease import AnyLease, Lease
@@ -233,7 +233,7 @@ class Ports:
     calls: CallStore
     agent: Callable[[AgentConfig], AgentCode]
     toolbox: Toolbox
-    cost: Callable[[str, UsageStats], float]
+    cost: Cost
     elapsed: Callable[[], float]
     jitter: Callable[[], float]
     token: Callable[[], str]

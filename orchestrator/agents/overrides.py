@@ -7,10 +7,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.strategies.lookup import json_strategy
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.tools.schemas.bounded_json import (
     READABLE_LEVELS,
     check_nesting,
@@ -59,6 +61,28 @@ def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str,
     if _IN_PARTS in plain:
         plain[_IN_PARTS] = {name: plain[_IN_PARTS][name] for name in wanted[_IN_PARTS]}
     return plain
+
+
+_NAMES = frozenset(RunOverrides.__annotations__) | {"metadata"}
+
+
+def named_overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return overrides whose names come from outside, as keywords of a call.
+
+    Raises `ConfigurationError` for a name that is none: it might be another keyword of that call.
+    """
+    for name in given:
+        if name in _NAMES:
+            continue
+        if name in AgentConfig.model_fields:
+            msg = f"field {name!r} cannot be overridden per run; define another agent for that"
+        else:
+            msg = (
+                f"field {ascii(name)[:60]} is not known{meant(name, _NAMES)}; write fields of the "
+                "agent's configuration, as max_steps"
+            )
+        raise ConfigurationError(msg)
+    return dict(given)
 
 
 def with_stored_overrides(config: AgentConfig, stored: str | None) -> AgentConfig:

@@ -5,6 +5,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
@@ -20,6 +21,7 @@ from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.follow_ups import ThenOptions, registered
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.client.submission.inputs import BatchOptions, batch_order
+from stepfleet.orchestrator.client.watching.held import held_batch
 from stepfleet.orchestrator.client.watching.late import explained_when_late
 from stepfleet.orchestrator.client.watching.people import people_of_batch
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -220,8 +222,10 @@ class AsyncBatch:
         client, progress = await self._session.open(), await self.progress()
         if progress.waits:
             return f"it waits for the end of batch {progress.follows}"
+        held = held_batch(client.store, client.batches, self.id)
         people = people_of_batch(client.store, self.id)
-        why = await client.standstill.reason(lambda: needs_of_batch(client.store, self.id), people)
+        needs = partial(needs_of_batch, client.store, self.id)
+        why = await client.standstill.reason(needs, held, people)
         done = f"{progress.done:,} of {progress.total:,} runs have ended"
         return f"{done}{f'; {why}' if why else ''}"
 

@@ -17,6 +17,7 @@ from stepfleet.orchestrator.client.control.batch_retry import BatchRetry
 from stepfleet.orchestrator.client.control.control import RunControl
 from stepfleet.orchestrator.client.local import LocalFleet
 from stepfleet.orchestrator.client.watching.follow import Following
+from stepfleet.orchestrator.client.watching.held import held_batch, held_runs
 from stepfleet.orchestrator.client.watching.people import people_of_batch, people_of_runs
 from stepfleet.orchestrator.client.watching.standstill import Quiet, Standstill
 from stepfleet.orchestrator.client.watching.watch import RunWatch
@@ -101,13 +102,15 @@ class Client:
             self.app.close()
 
     def _quiet(self, waited_for: Callable[[], Sequence[str]]) -> Quiet:
+        held = held_runs(self.store, waited_for)
         people = people_of_runs(self.store, waited_for)
-        return Quiet(self.standstill, lambda: needs_of(self.store, waited_for()), people)
+        return Quiet(self.standstill, lambda: needs_of(self.store, waited_for()), held, people)
 
     def quiet_of_batch(self, batch_id: str) -> Quiet:
         """Return what reports why nothing moves to one who waits for a batch."""
+        held = held_batch(self.store, self.batches, batch_id)
         people = people_of_batch(self.store, batch_id)
-        return Quiet(self.standstill, lambda: needs_of_batch(self.store, batch_id), people)
+        return Quiet(self.standstill, lambda: needs_of_batch(self.store, batch_id), held, people)
 
     async def config_of(self, agent: Agent | str) -> AgentConfig:
         """Return an agent's configuration. Raises `ConfigurationError` for an unknown name."""

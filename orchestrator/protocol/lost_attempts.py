@@ -73,6 +73,7 @@ def late(claim: Claim, attempt: Answered | Failed | Interrupted, result: StepRes
         cost_usd=cost,
         model=bare_name(result.model) if result.model == claim.config.model else result.model,
         usage=usage,
+        service_tier=result.service_tier,
     )
 
 

@@ -80,7 +80,9 @@ def revise(
     )
 
 
-def price_of(step: int, usage: UsageStats | None, cost: float, model: str) -> LostAttempt:
+def price_of(
+    step: int, usage: UsageStats | None, cost: float, model: str, tier: str = ""
+) -> LostAttempt:
     """Return the entry for a journaled answer of `step` (from 1) that is not used in the end."""
     return LostAttempt(
         kind=LostKind.INTERRUPTED,
@@ -89,6 +91,7 @@ def price_of(step: int, usage: UsageStats | None, cost: float, model: str) -> Lo
         cost_usd=cost,
         model=model or None,
         usage=usage,
+        service_tier=tier,
     )
 
 
@@ -143,6 +146,7 @@ def _paid_in_vain(failed: LoggedStep) -> dict[str, Any]:
         "tokens": usage.total_tokens,
         "cost_usd": cost,
         "model": failed.result.model,
+        "service_tier": failed.result.service_tier,
         "usage": usage,
         "estimated": failed.result.usage_estimated,
         "default_priced": bool(failed.default_priced),
@@ -170,6 +174,7 @@ def _journal(failed: LoggedStep) -> list[str]:
         usage=usage - summary.usage if usage and summary else usage,
         usage_estimated=result.usage_estimated,
         model=result.model or "",
+        service_tier=result.service_tier,
         finish_reason=result.finish_reason,
         reasoning=failed.messages[0].reasoning,
         remembered=remembered,
@@ -179,7 +184,8 @@ def _journal(failed: LoggedStep) -> list[str]:
     entries += ["response", response.to_json()]
     if not result.cached:
         usage, cost = _own_part(failed)
-        entries += ["price", price_of(result.step, usage, cost, response.model).to_json()]
+        price = price_of(result.step, usage, cost, response.model, result.service_tier)
+        entries += ["price", price.to_json()]
     for index, record in enumerate(result.tool_calls):
         if not record.is_error:
             entries += [f"r:{index}", record.to_json()]

@@ -375,6 +375,7 @@ def _step_result(
         fallback=response.fallback,
         reasoning=response.reasoning_text,
         request_id=response.request_id,
+        service_tier=response.service_tier,
         waited_seconds=claim.waited,
         waited_for=claim.waited_for,
         refused=progress.refused if progress else "",

@@ -131,7 +131,8 @@ _PLAIN = ("key", "digest", "name", "path", "agent", "format", "total", "rows")
 class BatchProgress(Record):
     """The progress of a batch. Every number comes from the runs' own commits; none is a guess.
 
-    `tokens` and `cost_usd` are of committed steps; `lost` counts attempts whose work was not
+    `tokens` and `cost_usd` are of committed steps. `default_priced_usd` is the part of the cost by
+    the default price, since no table has the model. `lost` counts attempts whose work was not
     committed. `total` is the number of valid input lines, also while they are submitted.
     `submitted` counts the runs that were created; `submission_stalled` is true when some were
     not and their submitter is gone, `cancel_requested` when the whole batch was cancelled.
@@ -162,6 +163,7 @@ class BatchProgress(Record):
     tokens: int = 0
     llm_calls: int = 0
     cost_usd: float = 0.0
+    default_priced_usd: float = 0.0
     lost: int = 0
     past_retention: int = 0
     submitted: int = 0
@@ -275,6 +277,7 @@ def progress_of(
         tokens=sums.get("tokens", 0),
         llm_calls=sums.get("calls", 0),
         cost_usd=sums.get("cost", 0) / NANO,
+        default_priced_usd=sums.get("guessed", 0) / NANO,
         lost=sums.get("lost", 0),
         past_retention=past,
         submitted=sums.get("total", 0),

@@ -18,8 +18,11 @@ from stepfleet.orchestrator.records.usage import NANO, UsageStats
 
 Usd = Annotated[Decimal, PlainSerializer(lambda value: f"{value:f}", when_used="json")]
 """An exact amount; in JSON its digits as text, without an exponent."""
-CostKey = Literal["day", "tenant", "batch", "agent", "model", "status"]
-COST_KEYS: tuple[CostKey, ...] = ("day", "tenant", "batch", "agent", "model", "status")
+CostKey = Literal["day", "tenant", "batch", "agent", "model", "lane", "status"]
+COST_KEYS: tuple[CostKey, ...] = ("day", "tenant", "batch", "agent", "model", "lane", "status")
+STANDARD = "standard"
+LANES = (STANDARD, "flex", "priority", "batch", "window", "fast", "scale", "reserved", "other")
+"""The tiers that the ledger tells apart; what else servers name is `other`."""
 
 
 class CallState(StrEnum):
@@ -83,7 +86,7 @@ _NUMBERS = tuple(one.name for one in fields(CallSums))
 class LedgerRow:
     """The calls of one day (UTC) that agree in everything that the ledger counts by.
 
-    `*` stands for all values of a day that has too many different ones.
+    `*` stands for all values of a day that has too many different ones. `lane` is one of `LANES`.
     """
 
     day: date
@@ -93,12 +96,15 @@ class LedgerRow:
     model: str
     batch: str
     sums: CallSums
+    lane: str = STANDARD
 
 
 class CostLine(Record):
     """One model call. `attempt` counts the attempts at its step from 1.
 
-    `usd` is None where no price is known; `time` is when its step was committed, or its loss noted.
+    `lane` is the provider's tier in which it was served, one of `LANES`. `price_estimated` is true
+    for the default price, since no table has the model. `usd` is None where no price is known;
+    `time` is when its step was committed, or its loss noted.
     """
 
     run_id: str
@@ -108,6 +114,7 @@ class CostLine(Record):
     tenant: str | None = None
     agent: str
     model: str | None = None
+    lane: str = STANDARD
     request_id: str | None = None
     state: CallState
     input_tokens: int = 0
@@ -119,6 +126,7 @@ class CostLine(Record):
     usd: Usd | None = None
     saved_usd: Usd = Decimal(0)
     estimated: bool = False
+    price_estimated: bool = False
     time: datetime | None = None
 
 
@@ -173,6 +181,13 @@ class Costs(Record):
 def bare_name(model: str) -> str:
     """Return a requested model without its provider, as answers name it."""
     return model.partition(":")[2] or model
+
+
+def lane_of(tier: str) -> str:
+    """Return the lane of a call by its provider's tier, "" for the standard one."""
+    if not tier:
+        return STANDARD
+    return tier if tier in LANES else LANES[-1]
 
 
 def value_of(row: LedgerRow, key: CostKey) -> str:

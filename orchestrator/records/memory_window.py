@@ -1,5 +1,9 @@
 """The results of a memory policy: kept in the log beside the step that made them."""
 
+import operator
+
+from pydantic import Field
+
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.usage import UsageStats
 
@@ -22,10 +26,11 @@ class Window(Record):
 
 
 class Summary(Record):
-    """A summary in place of the older part of a conversation, with its usage and cost."""
+    """A summary in place of the older part of a conversation, with its call's usage and cost."""
 
     text: str
     model: str = ""
+    service_tier: str = Field(default="", exclude_if=operator.not_)
     usage: UsageStats = UsageStats()
     usage_reported: bool = True
     cost_usd: float = 0.0

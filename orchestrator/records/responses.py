@@ -74,10 +74,11 @@ class LLMResponse(Record):
     """One response. `usage` is None when the provider reported none.
 
     A worker then estimates it and sets `usage_estimated`. `remembered` is the result of the memory
-    policy before the call. `cache` is set where the response cache took part, `fallback` where
-    other models of the agent's list had failed before. `reasoning` has the blocks that go back to
-    the provider unchanged (see `conversation.messages.REASONING`), `reasoning_text` what of it
-    people can read. `request_id` is the provider's own name of the request. `raw` is the provider's
+    policy before the call. `service_tier` is the provider's tier in which the call was served, ""
+    for its standard one. `cache` is set where the response cache took part, `fallback` where other
+    models of the agent's list had failed before. `reasoning` has the blocks that go back to the
+    provider unchanged (see `conversation.messages.REASONING`), `reasoning_text` what people can
+    read of it. `request_id` is the provider's own name of the request. `raw` is the provider's
     payload for hooks in the same process; it is never stored.
     """
 
@@ -86,6 +87,7 @@ class LLMResponse(Record):
     usage: UsageStats | None = None
     usage_estimated: bool = Field(default=False, exclude_if=operator.not_)
     model: str = ""
+    service_tier: str = Field(default="", exclude_if=operator.not_)
     finish_reason: FinishReason = FinishReason.STOP
     reasoning: tuple[Block, ...] = Field(default=(), exclude_if=operator.not_)
     reasoning_text: str = Field(default="", exclude_if=operator.not_)

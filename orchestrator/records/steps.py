@@ -73,7 +73,9 @@ class StepResult(Record):
     Before the call the step waited for `waited_seconds` for limits of the fleet, for `waited_for`
     in the end; that is no part of its duration. `agent` made the step; it is empty where all steps
     of a run are of one agent. `refused` says why its answer was not taken by the answer contract,
-    which is no failure of the step.
+    which is no failure of the step. `service_tier` is the provider's tier in which the call was
+    served, empty for its standard one. With `price_estimated` no table has a price for a model of
+    the step, and its cost is by the default price.
     """
 
     # Computed fields of `to_dict` are accepted again.
@@ -100,6 +102,8 @@ class StepResult(Record):
     waited_for: str = Field(default="", exclude_if=operator.not_)
     agent: str = Field(default="", exclude_if=operator.not_)
     refused: str = Field(default="", exclude_if=operator.not_)
+    service_tier: str = Field(default="", exclude_if=operator.not_)
+    price_estimated: bool = Field(default=False, exclude_if=operator.not_)
 
     @property
     def problems(self) -> tuple[ErrorInfo, ...]:
@@ -202,6 +206,13 @@ class LoggedStep(Record):
     default_priced: tuple[str, ...] = Field(default=(), exclude_if=operator.not_)
     handoff: HandedOver | None = Field(default=None, exclude_if=operator.not_)
 
+    @property
+    def priced_result(self) -> StepResult:
+        """The step, marked where its cost is by the default price."""
+        if not self.default_priced:
+            return self.result
+        return self.result.model_copy(update={"price_estimated": True})
+
 
 class _Unread(Record):
     """A record whose content is not read."""
@@ -260,10 +271,10 @@ def by_agents(
     """Return the steps of a log, and its hand-offs; with these, the steps name their agents."""
     agent = next((one.handoff.by.name for one in log if one.handoff), "")
     if not agent:
-        return tuple(one.result for one in log), ()
+        return tuple(one.priced_result for one in log), ()
     steps, found = [], []
     for one in log:
-        steps.append(one.result.model_copy(update={"agent": agent}))
+        steps.append(one.priced_result.model_copy(update={"agent": agent}))
         if (made := one.handoff) is not None:
             by, to, reason = made.by.name, made.to.name, made.reason
             found.append(Handoff(step=one.result.step, by=by, to=to, reason=reason))

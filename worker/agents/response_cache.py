@@ -16,7 +16,6 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import AgentException, ModelError
 from stepfleet.orchestrator.models.caching.entries import (
-    Cost,
     answer_of,
     entry_of,
     is_keepable,
@@ -26,7 +25,8 @@ from stepfleet.orchestrator.models.caching.entries import (
 from stepfleet.orchestrator.models.caching.policy import CachePolicy
 from stepfleet.orchestrator.models.endpoint import endpoint_of
 from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
+from stepfleet.orchestrator.models.pricing import Cost, stated_cost
+from stepfleet.orchestrator.models.pricing.tiers import address_of
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats, bounded_cost
@@ -123,9 +123,14 @@ class ResponseCache:
     # ------------------------------------------------------------------ entries
 
     async def _found(self, key: str, model: str, config: AgentConfig) -> LLMResponse | None:
-        def cost(named: str, usage: UsageStats) -> float:
-            stated = stated_cost(config.pricing, (named, model), usage) if config.pricing else None
-            return bounded_cost(self._cost(named, usage) if stated is None else stated)
+        address = address_of(model, config.settings.base_url)
+
+        def cost(named: str, usage: UsageStats, tier: str) -> float:
+            names = (named, model)
+            stated = stated_cost(config.pricing, names, usage, tier) if config.pricing else None
+            if stated is None:
+                stated = self._cost(named, usage, tier, address)
+            return bounded_cost(stated)
 
         try:
             async with asyncio.timeout(READ_SECONDS):

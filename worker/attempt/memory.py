@@ -81,6 +81,7 @@ async def _summarized(
     summary = Summary(
         text=response.content.strip(),
         model=response.model or model,
+        service_tier=response.service_tier,
         usage=usage.model_copy(update={"llm_calls": 1}),
         usage_reported=response.usage is not None and not response.usage_estimated,
         cost_usd=call_cost(response, model, claim.config, ports),

@@ -13,6 +13,7 @@ from stepfleet.orchestrator.errors import (
 from stepfleet.orchestrator.limits.estimates import FIRST_OUTPUT
 from stepfleet.orchestrator.memory.protocol import context_for
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
+from stepfleet.orchestrator.models.pricing.tiers import tier_of
 from stepfleet.orchestrator.protocol.attempt import (
     Attempt,
     Failed,
@@ -210,10 +211,12 @@ def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> t
         completion = before.completion_tokens // max(before.llm_calls, 1) or FIRST_OUTPUT
     completion = config.settings.max_tokens or completion
     usage = usage_of(prompt, completion)
-    called = LLMResponse.model_construct(usage=usage, model=response.model)
+    tier = response.service_tier or tier_of(config.settings.service_tier)
+    called = LLMResponse.model_construct(usage=usage, model=response.model, service_tier=tier)
     cost = call_cost(called, config.model, config, ports)
     first = Spent(usage.total_tokens, cost, usage=usage, model=response.model or None)
-    others = (call_cost(LLMResponse(usage=usage), one, config, ports) for one in config.models)
+    unnamed = called.model_copy(update={"model": ""})
+    others = (call_cost(unnamed, one, config, ports) for one in config.models)
     names = map(bare_name, config.models)
     return (
         replace(first, model=first.model or bare_name(config.model)),

@@ -378,7 +378,8 @@ class ToolTurn:
         if response.cache is not None and response.cache.hit:
             return None
         model = response.model or bare_name(self.claim.config.model)
-        return price_of(self.claim.number, response.usage, self._cost(), model)
+        cost, tier = self._cost(), response.service_tier
+        return price_of(self.claim.number, response.usage, cost, model, tier)
 
     def _outcome(self) -> _Outcome:
         progress, handled = self._progress, self._handled

@@ -9,6 +9,7 @@ from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import text_tokens
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
+from stepfleet.orchestrator.models.pricing.tiers import address_of, tier_of
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
@@ -46,7 +47,8 @@ def spent_in_vain(
         most = request.settings.max_tokens
         completion = error.received if most is None else min(error.received, most)
         usage = _usage(request, completion, ports.tokens(request.model))
-    response = LLMResponse.model_construct(usage=usage, model=request.model)
+    tier = tier_of(request.settings.service_tier)
+    response = LLMResponse.model_construct(usage=usage, model=request.model, service_tier=tier)
     cost = call_cost(response, request.model, config, ports)
     estimated = error.usage is None
     return Spent(usage.total_tokens, cost, estimated, usage, bare_name(request.model))
@@ -81,17 +83,19 @@ def failed_call(request: ModelRequest, error: ModelError) -> FailedCall:
 def call_cost(response: LLMResponse, model_name: str, config: AgentConfig, ports: Ports) -> float:
     """Return the cost of a response in USD, 0 where its usage is unknown.
 
-    `model_name` is used where the response names none. Prices are foreign input: costs are bounded.
+    In the tier that the response names. `model_name` is the one that was called, and is used where
+    the response names none. Prices are foreign input: costs are bounded.
     """
     usage = response.usage
     if usage is None:
         return 0.0
     model = response.model or model_name
     if config.pricing:
-        cost = stated_cost(config.pricing, (model, model_name), usage)
+        cost = stated_cost(config.pricing, (model, model_name), usage, response.service_tier)
         if cost is not None:
             return bounded_cost(cost)
-    return bounded_cost(ports.cost(model, usage))
+    address = address_of(model_name, config.settings.base_url)
+    return bounded_cost(ports.cost(model, usage, response.service_tier, address))
 
 
 def _usage(request: ModelRequest, completion: int, count: Count) -> UsageStats:

@@ -156,6 +156,41 @@ def alternating_turns(
     return turns
 
 
+def usage_within(
+    prompt: int, completion: int, total: int | None, *, cached: int, written: int, thought: int
+) -> UsageStats:
+    """Return the token counts of one call, of a service whose prompt and completion are whole.
+
+    Some count reasoning (xAI, Gemini) or their prompt cache (gateways to Anthropic) beside them:
+    `total` shows it, or that the part is larger than the whole.
+    """
+    beside = 0 if total is None else total - prompt - completion
+    kept = cached + written
+    if kept and (beside == kept if total is not None else kept > prompt):
+        prompt += kept
+    elif (beside > 0 and thought in (0, beside)) or (beside <= 0 and thought > completion):
+        thought = thought or beside
+        completion += thought
+    return UsageStats.model_construct(
+        prompt_tokens=prompt,
+        completion_tokens=completion,
+        total_tokens=prompt + completion if total is None else total,
+        llm_calls=1,
+        cached_tokens=cached,
+        cache_write_tokens=written,
+        reasoning_tokens=thought,
+    )
+
+
+def count_in(usage: dict[str, Any], *places: tuple[str, ...]) -> int:
+    """Return the first count that is at one of `places`, each a name, or a group and a name."""
+    for *groups, name in places:
+        fields = usage.get(groups[0]) if groups else usage
+        if isinstance(fields, dict) and (found := token_count(fields.get(name))):
+            return found
+    return 0
+
+
 def usage_apart(
     given: Any, completion: Any, *, cached: Any, written: Any, thought: Any = None
 ) -> UsageStats | None:

@@ -3,13 +3,15 @@
 import asyncio
 import random
 import secrets
+import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.memory.tokens import TokenCounters
-from stepfleet.orchestrator.models.pricing import RecentPrices, stated_cost
+from stepfleet.orchestrator.models.pricing import Cost, RecentPrices, stated_cost
+from stepfleet.orchestrator.models.pricing.tiers import address_of
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.records.errors import ErrorInfo
@@ -135,17 +137,20 @@ class Collaborators:
             await self._sources.aclose()
 
 
-def _prices() -> tuple[Callable[[str, UsageStats], float], Callable[[AgentConfig, str], bool]]:
+def _prices() -> tuple[Cost, Callable[[AgentConfig, str], bool]]:
     """Return what a model's call costs, and whether an agent's model has a price at all."""
     recent = RecentPrices()
+    # It takes a tenth of a second: not in the first step's call.
+    threading.Thread(target=recent.prices().warm, daemon=True, name="prices").start()
 
-    def cost(model: str, usage: UsageStats) -> float:
-        return recent.prices().cost_of(model, usage)
+    def cost(model: str, usage: UsageStats, tier: str = "", address: str = "") -> float:
+        return recent.prices().cost_of(model, usage, tier, address)
 
     def has_price(config: AgentConfig, model: str) -> bool:
         names = (model, config.model)
         stated = stated_cost(config.pricing, names, UsageStats()) if config.pricing else None
-        return stated is not None or recent.prices().has(model)
+        address = address_of(config.model, config.settings.base_url)
+        return stated is not None or recent.prices().has(model, address)
 
     return cost, has_price
 

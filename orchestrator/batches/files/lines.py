@@ -31,6 +31,7 @@ FIELDS = (*OWN_FIELDS, *ORDER_FIELDS)
 MOST_BEFORE = 1_000
 """Runs that one run waits for."""
 _TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.@-]{0,63}")
+_NO_NUMBER = re.compile(rb"[:,\[]\s*(-?(?:NaN|Infinity))\s*[,}\]]")
 _IGNORED_OF_MESSAGES = frozenset({"refusal", "audio", "annotations", "reasoning", "function_call"})
 
 AfterFailed = Literal["stop", "run"]
@@ -66,6 +67,9 @@ def read_object(raw: bytes) -> dict[str, Any]:
         data = exact_json.loads_as_written(raw)
     except json.JSONDecodeError as error:
         msg = f"is not valid JSON ({error.msg} at column {error.colno}); write one object per line"
+        if number := _NO_NUMBER.search(raw):
+            word = number.group(1).decode()
+            msg = f"is not valid JSON: it does not have {word}; write null, or text"
         raise ConfigurationError(msg) from None
     if not isinstance(data, dict):
         msg = f'is {_kind(data)}, not an object; write {{"id": "1", "input": "..."}}'

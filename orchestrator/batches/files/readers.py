@@ -17,21 +17,65 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records import exact_json
 
 ROWS_AT_ONCE = 100
+_SEPARATOR = re.compile(r"sep=([^\w\s\"]|\t)\r?\n")
 _CHUNK = 256 * 1024
+_START = 4096
 _REFUSED = {
-    b"\x1f\x8b": "is compressed with gzip; unpack it first",
+    b"\x1f\x8b": "is compressed with gzip; unpack it first: gunzip FILE",
+    b"\x28\xb5\x2f\xfd": "is compressed with Zstandard; unpack it first: unzstd FILE",
+    b"BZh91AY": "is compressed with bzip2; unpack it first: bunzip2 FILE",
+    b"\xfd7zXZ\0": "is compressed with xz; unpack it first: unxz FILE",
     b"PK\x03\x04": "is a spreadsheet or a zip archive; save it as CSV or Parquet",
+    b"\xd0\xcf\x11\xe0": "is an Excel file of the old form (.xls); save it as CSV",
+    b"ARROW1\0\0": "is an Arrow or Feather file; write it as Parquet: pyarrow.parquet.write_table",
+    b"\xff\xff\xff\xff": "is an Arrow stream; write it as Parquet: pyarrow.parquet.write_table",
+    b"SQLite format 3\0": "is a database of SQLite; export the table as CSV",
+    b"\xff\xfe": "is in UTF-16; save it as UTF-8: iconv -f UTF-16 -t UTF-8",
+    b"\xfe\xff": "is in UTF-16; save it as UTF-8: iconv -f UTF-16 -t UTF-8",
 }
+_PARQUET = b"PAR1\x15"
+_OPEN = (b"{", b"[", b",")
+"""How the first line ends of JSON that is spread over several lines."""
 Reader = Callable[[BinaryIO], Iterator[RawLine]]
 
 
-def check_kind(file: BinaryIO) -> None:
-    """Raise `ConfigurationError` for a file that no reader can read, whatever its name."""
-    start = file.read(4)
+def check_kind(file: BinaryIO, kind: str) -> None:
+    """Raise `ConfigurationError` for a file that the reader of `kind` cannot read.
+
+    It says what the file is, and how to make one of it that can be read.
+    """
+    start = file.read(_START)
     file.seek(0)
     for magic, problem in _REFUSED.items():
         if start.startswith(magic):
             raise ConfigurationError(problem)
+    if kind == "parquet":
+        return
+    if start.startswith(_PARQUET):
+        raise ConfigurationError(
+            "is a Parquet file; name it .parquet, or say --input-format parquet"
+        )
+    if b"\0" in start:
+        msg = "has zero bytes, so that it is no text in UTF-8; save it as UTF-8 (it may be UTF-16)"
+        raise ConfigurationError(msg)
+    if b"\n" not in start and b"\r" in start.rstrip():
+        msg = "ends its lines with CR alone; save it with LF or CRLF: tr '\\r' '\\n' < FILE"
+        raise ConfigurationError(msg)
+    lines = start.removeprefix(codecs.BOM_UTF8).lstrip().splitlines()
+    if kind in ("jsonl", "json") and len(lines) > 1:
+        _check_lines(lines[0].strip(), lines[1].lstrip(), kind)
+
+
+def _check_lines(first: bytes, second: bytes, kind: str) -> None:
+    """Raise `ConfigurationError` where lines are parts of one JSON value."""
+    if first.startswith(b"["):
+        if kind == "jsonl" and first.endswith(_OPEN):
+            raise ConfigurationError("is a JSON array; name it .json, or say --input-format json")
+    elif first == b"{" or (first.endswith(_OPEN) and not second.startswith(b"{")):
+        raise ConfigurationError(
+            "spreads a JSON object over several lines; write each object on one line "
+            "(jq -c . FILE), or all of them as an array in a .json file"
+        )
 
 
 def csv_rows(file: BinaryIO, delimiter: str | None = None) -> Iterator[RawLine]:
@@ -41,8 +85,11 @@ def csv_rows(file: BinaryIO, delimiter: str | None = None) -> Iterator[RawLine]:
     """
     csv.field_size_limit(max(csv.field_size_limit(), LINE_LIMIT))  # the whole process's: raised
     text = _Text(file)
+    first = text.peeked()
+    if said := _SEPARATOR.fullmatch(first):  # Excel writes it above the header, and reads it
+        delimiter = said.group(1)
+        next(text)
     if delimiter is None:
-        first = text.peeked()
         delimiter = ";" if ";" in first and "," not in first else ","
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     header: list[str] | None = None
@@ -92,13 +139,39 @@ def parquet_rows(file: BinaryIO) -> Iterator[RawLine]:
     try:
         table = parquet.ParquetFile(file, buffer_size=_CHUNK, pre_buffer=False)
         _check_names(table.schema_arrow.names)
+        exact = _exact(table.schema_arrow)
         for batch in table.iter_batches(ROWS_AT_ONCE, use_threads=False):
-            for values in batch.to_pylist():
+            for values in (batch.cast(exact) if exact else batch).to_pylist():
                 yield _as_line(row, row + 1, values, "row")
                 row += 1
+    except LookupError as error:  # of the library of time zones, whichever is installed
+        msg = f"row {row + 1}: has times in the time zone {error}, which is not known here; "
+        raise ConfigurationError(f"{msg}store them in UTC, or as text") from None
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         why = str(error).partition("\n")[0]
         raise ConfigurationError(f"row {row + 1}: is not readable as Parquet: {why}") from None
+
+
+def _exact(schema: Any) -> Any:
+    """Return the schema with times of the day in nanoseconds as text: Python's have fewer digits.
+
+    None where there is no such time.
+    """
+    import pyarrow as pa  # noqa: PLC0415 - as above
+
+    def as_text(kind: Any) -> Any:
+        if pa.types.is_time64(kind) and kind.unit == "ns":
+            return pa.string()
+        if pa.types.is_list(kind):
+            return pa.list_(kind.value_field.with_type(as_text(kind.value_type)))
+        if pa.types.is_large_list(kind):
+            return pa.large_list(kind.value_field.with_type(as_text(kind.value_type)))
+        if pa.types.is_struct(kind):
+            return pa.struct([one.with_type(as_text(one.type)) for one in kind])
+        return kind
+
+    exact = pa.schema([one.with_type(as_text(one.type)) for one in schema])
+    return None if exact.equals(schema) else exact
 
 
 READERS: dict[str, Reader] = {
@@ -139,7 +212,7 @@ class _Text:
         """Return the first line without reading on."""
         first = self._file.readline(LINE_LIMIT)
         self._file.seek(0)
-        return _decoded(first, 1)
+        return _decoded(first.removeprefix(codecs.BOM_UTF8), 1)
 
 
 def _decoded(raw: bytes, number: int) -> str:
@@ -171,6 +244,8 @@ def _csv_line(
 ) -> RawLine:
     if cells is not None and len(cells) != len(header):
         problem = f"has {len(cells)} fields, and the header {len(header)}; quote commas in texts"
+    if cells is not None and not any(map(str.strip, cells)):
+        problem = "has empty cells only; remove the row, or leave such rows out: --skip-invalid"
     if cells is None or problem:
         return RawLine(row, number, None, problem)
     pairs = zip(header, cells, strict=True)

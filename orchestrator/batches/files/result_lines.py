@@ -26,11 +26,16 @@ def full(result: AgentRunResult) -> dict[str, Any]:
 
 
 def slim(result: AgentRunResult) -> dict[str, Any]:
-    """Return the answer, why the run stopped, what it cost, and its error, if there was one."""
+    """Return the answer, why the run stopped, what it cost, and its error, if there was one.
+
+    `price_estimated` is there where the cost is by a default price.
+    """
     answer = "output" if result.structured is None else "structured"
     names = ("run_id", "status", "stop_reason", answer, "cost_usd", "end_time")
     data = result.model_dump(mode="json", include=set(names))
     line = {"id": result.line_id or result.run_id, **{name: data[name] for name in names}}
     if error := result.error or (result.last_error and str(result.last_error)):
         line["error"] = error
+    if result.price_estimated:
+        line["price_estimated"] = True
     return line

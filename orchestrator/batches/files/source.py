@@ -42,7 +42,7 @@ class BatchInput:
         self.is_table = kind in TABLES
         self.form = "row below the header" if self.is_table else "JSON object per line"
         self._file = file
-        self._read = READERS[kind]
+        self._kind = kind
         self._most = most
 
     def __iter__(self) -> Iterator[RawLine]:
@@ -52,8 +52,8 @@ class BatchInput:
         """
         self._file.seek(0)
         try:
-            check_kind(self._file)
-            yield from _first(self._read(self._file), self._most)
+            check_kind(self._file, self._kind)
+            yield from _first(READERS[self._kind](self._file), self._most)
         except ConfigurationError as error:
             raise ConfigurationError(f"{self.name}: {error.message}") from None
 

@@ -265,8 +265,9 @@ def results(
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
     """Write the results of a batch to the screen or a file, which is replaced as a whole."""
-    from stepfleet.orchestrator.cli.results.layout import ResultOptions
+    from stepfleet.orchestrator.cli.results.layout import STDOUT, ResultOptions
     from stepfleet.orchestrator.cli.run.batches import write_results
 
+    out = None if out == STDOUT else out
     written = ResultOptions(out, output_format, fields, slim, ordered)
     return write_results(batch, data, written, failed=failed, wait=wait)

@@ -232,7 +232,9 @@ def costs(
     *,
     by: Annotated[
         str,
-        typer.Option("--by", metavar="KEYS", help="day, tenant, batch, agent, model, status."),
+        typer.Option(
+            "--by", metavar="KEYS", help="day, tenant, batch, agent, model, lane, status."
+        ),
     ] = "",
     since: Annotated[
         str | None, typer.Option("--since", metavar="DAY", help="As 2026-11-22, or 7d ago (UTC).")
@@ -251,6 +253,10 @@ def costs(
     ] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", metavar="NAME", help="Of this model.")
+    ] = None,
+    lane: Annotated[
+        str | None,
+        typer.Option("--lane", metavar="LANE", help="Of this tier: standard, flex, priority, ..."),
     ] = None,
     status: Annotated[
         str | None,
@@ -282,7 +288,7 @@ def costs(
         "since": day_given(since, "--since", today),
         "until": day_given(until, "--until", today),
     }
-    which |= {"status": status, **days}
+    which |= {"lane": lane, "status": status, **days}
     if lines or run:
         with_fleet(data, lambda fleet: print_lines(fleet, run, which, output_format))
         return

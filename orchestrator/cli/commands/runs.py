@@ -168,6 +168,8 @@ def checkpoint(
     from stepfleet.orchestrator.cli.views.history import write_checkpoint, write_checkpoints
     from stepfleet.orchestrator.errors import ConfigurationError
 
+    if str(out) == "-":
+        raise ConfigurationError("--out -: a checkpoint is written to a file; name one")
     if every is None and follow:
         raise ConfigurationError("--follow needs --every: write --every 1 for each step")
     if every is not None and at is not None:

@@ -13,6 +13,7 @@ from stepfleet.orchestrator.records.batch import BatchFormat
 Kind = Literal["full", "slim", "openai", "fields", "csv", "parquet"]
 TABLES = {".csv": "csv", ".parquet": "parquet"}
 _NO_TABLES = {".tsv", ".xls", ".xlsx", ".feather", ".arrow"}
+STDOUT = Path("-")
 SLIM_COLUMNS = (
     "id,run_id,status,stop_reason,output,structured.*,error,last_error.message,cost_usd,end_time"
 )
@@ -81,6 +82,12 @@ class ResultOptions:
         """Raise `ConfigurationError`, with the fix, where options contradict, or pyarrow lacks."""
         suffix = self.out.suffix.lower() if self.out else ""
         named, given = TABLES.get(suffix), self.output_format
+        if self.out == STDOUT:
+            msg = (
+                "--out -: a batch that runs writes its results into a file; name one, or print "
+                "them when it has ended: stepfleet results ID"
+            )
+            raise ConfigurationError(msg)
         if self.fields is not None and self.slim:
             raise ConfigurationError("--slim and --fields: leave one out; --fields lists its own")
         if given == "openai" and (self.fields is not None or self.slim):

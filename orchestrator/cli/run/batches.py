@@ -42,6 +42,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.settings.settings import load_settings
 
+_ASK_SECONDS = 5.0
 HELD_LOG = "stepfleet.orchestrator.batches.results"
 
 
@@ -103,7 +104,7 @@ def submit_file(
             notice(already_there(await batch.progress()))
         if wait:
             notice(f"Batch {batch.id}")
-            return await _to_its_end(batch, results, json=json, agents=agents)
+            return await _to_its_end(fleet, batch, results, json=json, agents=agents)
         if json:
             print_json({**(await batch.progress()).to_dict(), "is_new": batch.is_new})
         else:
@@ -133,7 +134,7 @@ def watch_batch(batch_id: str, data: Path, *, json: bool) -> int:
         batch = await fleet.batches.get(batch_id)
         if (await batch.progress()).ended:
             notice(f"Batch {batch_id} has ended; its results: stepfleet results {batch_id}")
-        return await _to_its_end(batch, ResultOptions(), json=json)
+        return await _to_its_end(fleet, batch, ResultOptions(), json=json)
 
     return with_fleet(data, watch, waits=True)
 
@@ -167,7 +168,12 @@ def write_results(
 
 
 async def _to_its_end(
-    batch: AsyncBatch, results: ResultOptions, *, json: bool, agents: str | None = None
+    fleet: AsyncFleet,
+    batch: AsyncBatch,
+    results: ResultOptions,
+    *,
+    json: bool,
+    agents: str | None = None,
 ) -> int:
     """Follow a batch. Ctrl-C leaves it running and prints how to watch it again.
 
@@ -177,7 +183,7 @@ async def _to_its_end(
     interrupts = Interrupts()
     with interrupts.handled(), Display(advice=_advice(agents)) as display:
         interrupts.before_exit(display.leave)
-        following = follow(batch, results, display)
+        following = follow(fleet, batch, results, display)
         ended = await until_interrupted(following, interrupts)
     if ended is None:
         notice(f"The batch continues in the background: stepfleet watch {batch.id}")
@@ -208,7 +214,9 @@ def _advice(agents: str | None) -> Callable[[str], str]:
     return advice
 
 
-async def follow(batch: AsyncBatch, results: ResultOptions, display: Display) -> Ended:
+async def follow(
+    fleet: AsyncFleet, batch: AsyncBatch, results: ResultOptions, display: Display
+) -> Ended:
     """Return how the batch ended, after its results are in their file, if any.
 
     Also of one that is held by equal errors, with the results so far.
@@ -218,6 +226,7 @@ async def follow(batch: AsyncBatch, results: ResultOptions, display: Display) ->
     report = partial(display.stands_still, what="Results wait, the runs go on")
     watching = asyncio.create_task(_watch(batch, display))
     counting = asyncio.create_task(_count_failures(batch, display))
+    asking = asyncio.create_task(_count_asks(fleet, batch, display))
     try:
         layout = results.layout((await batch.progress()).format)
         if results.out is not None and layout.grows:
@@ -233,6 +242,7 @@ async def follow(batch: AsyncBatch, results: ResultOptions, display: Display) ->
     finally:
         watching.cancel()
         counting.cancel()
+        asking.cancel()
     progress = await batch.progress()
     display.update(progress, last=True)
     return Ended(progress, await causes_of(batch, progress))
@@ -267,6 +277,14 @@ async def _count_failures(batch: AsyncBatch, display: Display) -> None:
         with contextlib.suppress(StoreError):  # whoever watches the progress reports it
             async for result in batch.results(failed=True):
                 display.count(result)
+
+
+async def _count_asks(fleet: AsyncFleet, batch: AsyncBatch, display: Display) -> None:
+    """Count calls that wait for people now and then: when these end is up to them."""
+    while True:
+        with contextlib.suppress(StoreError):  # whoever watches the progress reports it
+            display.wait_for_people(await fleet.approvals.of_batch(batch.id))
+        await asyncio.sleep(_ASK_SECONDS)
 
 
 async def _watch(batch: AsyncBatch, display: Display) -> None:

@@ -167,7 +167,7 @@ class _Run:
         if (await batch.progress()).open:
             self.crew.needed.set()
         with self.crew.display as display:
-            ended = await follow(batch, self.plan.results, display)
+            ended = await follow(fleet, batch, self.plan.results, display)
         if self.plan.from_stdin and ended.progress.total == 1:
             async for result in batch.results(follow=False):
                 self.answer = result

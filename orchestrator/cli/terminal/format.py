@@ -30,8 +30,13 @@ def seconds(value: float | None) -> str:
     return f"{whole // _DAY} d {whole % _DAY // _HOUR} h"
 
 
-def usd(value: float | Decimal) -> str:
-    """Return an amount: cents for large ones, more digits for small ones."""
+def usd(value: float | Decimal, *, guessed: bool = False) -> str:
+    """Return an amount: cents for large ones, more digits for small ones.
+
+    `guessed` marks one that is by a default price.
+    """
+    if guessed:
+        return f"~{usd(value)}"
     if value < 0:
         return f"-{usd(-value)}"
     if not value or value >= 1:

@@ -16,6 +16,7 @@ from stepfleet.orchestrator.batches.failures import FailureCount, FailureGroup, 
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown, usd
 from stepfleet.orchestrator.cli.terminal.output import notice, screen
 from stepfleet.orchestrator.records.batch import BatchProgress
+from stepfleet.orchestrator.records.calls.answers import AskCount
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 LIVE_SECONDS = 0.5
@@ -86,6 +87,7 @@ class Display:
         self._started = clock()
         self._seen = FailureCount()
         self._pace = Pace()
+        self._asks = AskCount()
         self._shown_at = float("-inf")
         self._reason = ""
         wanted = sys.stderr.isatty() if live is None else live
@@ -97,14 +99,24 @@ class Display:
         now = self._clock()
         self._pace = self._pace.with_sample(Sample(now, progress.done, progress.steps))
         if self._live:
-            shown = picture(progress, self._pace, now - self._started, self._causes(progress))
+            shown = picture(
+                progress,
+                self._pace,
+                now - self._started,
+                self._causes(progress),
+                self._asks,
+            )
             if self._reason:
                 shown = Group(shown, Text(self._reason, style="yellow"))
             self._live.update(shown, refresh=True)
         elif last or now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
             reason = f" ({self._reason})" if self._reason and not last else ""
-            notice(progress_line(progress, self._pace) + reason)
+            notice(progress_line(progress, self._pace, self._asks) + reason)
+
+    def wait_for_people(self, asks: AskCount) -> None:
+        """Note how many calls of the batch wait for people."""
+        self._asks = asks
 
     def stands_still(self, reason: str, what: str = "Nothing moves") -> None:
         """Show why nothing moves below the progress; an empty text when it moves again.
@@ -151,7 +163,11 @@ class Display:
 
 
 def picture(
-    progress: BatchProgress, pace: Pace, elapsed: float, causes: Sequence[FailureGroup] = ()
+    progress: BatchProgress,
+    pace: Pace,
+    elapsed: float,
+    causes: Sequence[FailureGroup] = (),
+    asks: AskCount = AskCount(),
 ) -> RenderableType:
     """Return a running batch as a terminal shows it, with its top causes so far. Pure."""
     head = Table.grid(padding=(0, 1))
@@ -159,7 +175,7 @@ def picture(
         Text(shown(progress.agent or "batch", 30), style="bold"),
         ProgressBar(total=max(1, progress.total), completed=progress.done, width=_BAR_WIDTH),
         f"{count(progress.done)}/{count(progress.total)}",
-        f"{seconds(elapsed)}, ETA {seconds(pace.eta_seconds(progress.open))}",
+        f"{seconds(elapsed)}, ETA {seconds(_eta(progress, pace, asks))}",
     )
     states = Text()
     for label, value, style in (
@@ -175,7 +191,8 @@ def picture(
             states.append(f"{count(value)} {label}  ", style=style)
     spent = Text(
         f"{count(progress.steps)} steps ({pace.steps_per_second:.1f}/s)  "
-        f"{count(progress.tokens)} tokens  {usd(progress.cost_usd)}",
+        f"{count(progress.tokens)} tokens  "
+        f"{usd(progress.cost_usd, guessed=progress.default_priced_usd > 0)}",
         style="dim",
     )
     held = [Text(f"held: {shown(str(progress.held))}", style="red")] if progress.held else []
@@ -187,7 +204,17 @@ def cause_lines(causes: Iterable[FailureGroup]) -> list[RenderableType]:
     return [Text(f"{count(one.runs):>7}  {shown(str(one.cause), _CAUSE)}") for one in causes]
 
 
-def progress_line(progress: BatchProgress, pace: Pace) -> str:
+def _eta(progress: BatchProgress, pace: Pace, asks: AskCount) -> float | None:
+    """Return the seconds until those runs have ended that move by themselves; None if unknown.
+
+    Runs that are paused, or wait for people, end when somebody lets them.
+    """
+    held = progress.paused + min(asks.count, progress.in_progress)
+    moving = progress.open - held
+    return None if asks.more or (held and not moving) else pace.eta_seconds(moving)
+
+
+def progress_line(progress: BatchProgress, pace: Pace, asks: AskCount = AskCount()) -> str:
     """Return the state of a batch as one plain line."""
     parts = [
         f"{count(progress.done)}/{count(progress.total)} done",
@@ -199,9 +226,10 @@ def progress_line(progress: BatchProgress, pace: Pace) -> str:
         f"{count(progress.paused)} paused" if progress.paused else "",
         f"{pace.steps_per_second:.1f} steps/s",
         f"{count(progress.tokens)} tokens",
-        usd(progress.cost_usd),
+        usd(progress.cost_usd, guessed=progress.default_priced_usd > 0),
         f"submission {state}" if (state := submission_state(progress)) else "",
-        f"ETA {seconds(pace.eta_seconds(progress.open))}" if progress.open else "",
+        f"ETA {seconds(_eta(progress, pace, asks))}" if progress.open else "",
+        str(asks) if asks.count else "",
         f"held: {shown(str(progress.held), 200)}" if progress.held else "",
     ]
     return ", ".join(part for part in parts if part)

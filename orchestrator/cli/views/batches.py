@@ -55,7 +55,10 @@ def summary(
     table.add_row("steps", count(progress.steps))
     table.add_row("model calls", count(progress.llm_calls))
     table.add_row("tokens", count(progress.tokens))
-    table.add_row("cost", usd(progress.cost_usd))
+    is_guessed = progress.default_priced_usd > 0
+    table.add_row("cost", usd(progress.cost_usd, guessed=is_guessed))
+    if is_guessed:
+        table.add_row("of it at a default price", usd(progress.default_priced_usd))
     if progress.lost:
         table.add_row("attempts not committed", count(progress.lost))
     if wall_seconds is not None:
@@ -83,7 +86,7 @@ def batch_list(batches: Sequence[BatchProgress]) -> RenderableType:
             f"{batch.created:%m-%d %H:%M}",
             _ended(batch),
             count(batch.done - batch.completed),
-            usd(batch.cost_usd),
+            usd(batch.cost_usd, guessed=batch.default_priced_usd > 0),
             shown(batch.agent or "-", _AGENT_CHARACTERS),
         )
         for batch in batches

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from stepfleet.orchestrator.agents.overrides import named_overrides
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
@@ -49,7 +50,7 @@ def overrides_of(raised: Sequence[str], option: str = "--raise") -> dict[str, An
             overrides[name.strip()] = exact_json.loads(value)
         except ValueError:
             overrides[name.strip()] = value.strip()
-    return overrides
+    return named_overrides(overrides)
 
 
 def check_target(run_id: str | None, batch_id: str | None, *, everything: bool = False) -> None:

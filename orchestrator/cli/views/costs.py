@@ -110,7 +110,7 @@ def calls_picture(lines: Sequence[CostLine], *, with_run: bool) -> RenderableTyp
                 count(one.input_tokens),
                 count(one.cached_tokens) if one.cached_tokens else "",
                 count(one.output_tokens),
-                "not known" if one.usd is None else usd(one.usd),
+                "not known" if one.usd is None else usd(one.usd, guessed=one.price_estimated),
                 usd(one.saved_usd) if one.saved_usd else "",
                 f"{one.time:%m-%d %H:%M:%S}" if one.time else "",
             )
@@ -179,7 +179,8 @@ def _cells(row: CostRow) -> list[str]:
     cached = count(row.cached_tokens) if row.cached_tokens else ""
     beside = (row.lost_usd, row.ambiguous_usd, row.saved_usd)
     return [
-        *(calls, count(row.input_tokens), cached, count(row.output_tokens), usd(row.usd)),
+        *(calls, count(row.input_tokens), cached, count(row.output_tokens)),
+        usd(row.usd, guessed=row.default_priced_calls > 0),
         *(usd(one) if one else "" for one in beside),
     ]
 

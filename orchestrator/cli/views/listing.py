@@ -95,7 +95,11 @@ def below(tree: RunTree, asks: Sequence[Ask] = ()) -> RenderableType | None:
 def _branches(tree: RunTree, at: Tree, asks: Sequence[Ask]) -> Tree:
     for one in tree.below:
         run = one.run
-        spent = f"{_steps(run)}, {usd(run.cost_usd)}" if run.cost_usd else _steps(run)
+        spent = (
+            f"{_steps(run)}, {usd(run.cost_usd, guessed=run.price_estimated)}"
+            if run.cost_usd
+            else _steps(run)
+        )
         line = Text(f"{shown(run.agent, _ERROR)}: {_state(run)}, {spent}")
         branch = at.add(line.append(f"  {run.run_id}", style="dim"))
         for ask in asks:

@@ -81,8 +81,11 @@ def _head(result: AgentRunResult) -> RenderableType:
     used = (
         f"{result.steps_used} of {result.max_iterations} steps, "
         f"{count(usage.total_tokens)} tokens ({count(usage.prompt_tokens)} prompt, "
-        f"{count(usage.completion_tokens)} completion), {usd(result.cost_usd)}"
+        f"{count(usage.completion_tokens)} completion), "
+        f"{usd(result.cost_usd, guessed=result.price_estimated)}"
     )
+    if result.price_estimated:
+        used += " (an estimate: no price is known for a model; see stepfleet costs --by model)"
     if result.below_usage.total_tokens or result.below_cost_usd:
         below = f"{count(result.below_usage.total_tokens)} tokens, {usd(result.below_cost_usd)}"
         used += f"; runs below: {below}; together {usd(result.total_cost_usd)}"
@@ -130,7 +133,7 @@ def _step_head(step: StepResult) -> Text:
     if step.usage and (step.usage.total_tokens or not step.cached):
         spent.append(f"{count(step.usage.total_tokens)} tokens")
     if step.cost_usd:
-        spent.append(usd(step.cost_usd))
+        spent.append(usd(step.cost_usd, guessed=step.price_estimated))
     if step.cache and step.cache.hit:
         saved = f"{count(step.cache.saved_tokens)} tokens, {usd(step.cache.saved_usd)}"
         spent.append(f"cached (saved {saved})")

@@ -10,6 +10,7 @@ from stepfleet.orchestrator.client.session import Client
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.ledger import (
     COST_KEYS,
+    LANES,
     CallState,
     CallSums,
     CostKey,
@@ -19,6 +20,7 @@ from stepfleet.orchestrator.records.ledger import (
     Summing,
     bare_name,
     exact_usd,
+    lane_of,
 )
 from stepfleet.orchestrator.records.run.facts import OriginKind
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
@@ -36,7 +38,8 @@ _COPIES = (OriginKind.FORK, OriginKind.CHECKPOINT)
 class CostOptions(TypedDict, total=False):
     """Which calls `costs` counts: of whole days (UTC), of one tenant, batch, agent, model.
 
-    `status` is committed, lost, ambiguous or cached.
+    `lane` is the provider's tier: standard, flex, priority, batch, ... `status` is committed, lost,
+    ambiguous or cached.
     """
 
     since: date | None
@@ -45,12 +48,16 @@ class CostOptions(TypedDict, total=False):
     batch: str | None
     agent: str | None
     model: str | None
+    lane: str | None
     status: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Which:
-    """Which calls are meant: as `CostOptions` say. Raises `ConfigurationError` for no status."""
+    """Which calls are meant: as `CostOptions` say.
+
+    Raises `ConfigurationError` for no status and no lane.
+    """
 
     since: date | None = None
     until: date | None = None
@@ -58,12 +65,16 @@ class Which:
     batch: str | None = None
     agent: str | None = None
     model: str | None = None
+    lane: str | None = None
     status: str | None = None
 
     def __post_init__(self) -> None:
         if self.status not in (None, *CallState):
             given = ascii(self.status)[:60]
             raise ConfigurationError(f"status: there is no {given}; use {', '.join(CallState)}")
+        if self.lane not in (None, *LANES):
+            given = ascii(self.lane)[:60]
+            raise ConfigurationError(f"lane: there is no {given}; use {', '.join(LANES)}")
 
     def means(self, call: LedgerRow | CostLine) -> bool:
         """Return whether a call is meant, apart from its time; models without their provider."""
@@ -71,7 +82,7 @@ class Which:
         model = None if self.model is None else bare_name(self.model)
         pairs = (
             *((self.tenant, call.tenant), (self.batch, batch), (self.agent, call.agent)),
-            *((model, call.model), (self.status, call.state)),
+            *((model, call.model), (self.lane, call.lane), (self.status, call.state)),
         )
         return all(wanted is None or wanted == (found or "") for wanted, found in pairs)
 
@@ -147,12 +158,16 @@ def calls_of_run(run: StoredRun) -> Iterator[CostLine]:
         before = lost.pop(step, [])
         base = base.model_copy(update={"agent": agents[step]})
         yield from _lost_calls(base, before)
-        for state, model, sums in calls_of(logged) if step > first else ():
+        for state, called, lane, sums in calls_of(logged) if step > first else ():
+            model = base.model if called in ("", run.config.model) else called
+            guessed = state is CallState.COMMITTED and model in logged.default_priced
             yield _line(base, sums).model_copy(
                 update={
                     "step": step,
                     "attempt": len(before) + 1,
-                    "model": base.model if model in ("", run.config.model) else model,
+                    "model": model,
+                    "lane": lane,
+                    "price_estimated": guessed,
                     "request_id": logged.result.request_id or None,
                     "state": state,
                     "time": logged.committed_at or logged.result.started_at,
@@ -175,6 +190,8 @@ def _lost_calls(base: CostLine, attempts: list[LostAttempt]) -> Iterator[CostLin
                 "step": one.step,
                 "attempt": number,
                 "model": one.model or base.model,
+                "lane": lane_of(one.service_tier),
+                "price_estimated": one.default_priced,
                 "state": CallState.LOST if is_sure else CallState.AMBIGUOUS,
                 "usd": exact_usd(sums.cost) if one.tokens else None,
                 "estimated": not is_sure,

@@ -11,9 +11,9 @@ from contextlib import suppress
 
 from redis.exceptions import RedisError
 
+from stepfleet.orchestrator.client.watching.held import Held
 from stepfleet.orchestrator.client.watching.people import People
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.store.admission.lines import LimitLines
 from stepfleet.orchestrator.store.fleet.checks import serving
 from stepfleet.orchestrator.store.fleet.overview import (
     Need,
@@ -23,7 +23,6 @@ from stepfleet.orchestrator.store.fleet.overview import (
     troubles,
     workers,
 )
-from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.orchestrator.store.opening.opening import OpenStore
 
 log = logging.getLogger(__name__)
@@ -80,7 +79,6 @@ class Standstill:
         self._read_at = float("-inf")
         self._seen: list[WorkerSeen] = []
         self._troubles: list[str] = []
-        self._limited: list[str] = []
         self._logged: dict[str, float] = {}
 
     async def aclose(self) -> None:
@@ -89,7 +87,7 @@ class Standstill:
             self._reading.cancel()
             await asyncio.wait([self._reading])
 
-    async def reason(self, needs: Needs, people: People) -> str:
+    async def reason(self, needs: Needs, held: Held, people: People) -> str:
         """Return why nothing moves; empty where nothing is wrong, or that cannot be read."""
         try:
             if self._reading or time.monotonic() - self._read_at >= QUIET_SECONDS:
@@ -102,7 +100,7 @@ class Standstill:
                     self._reading = None
                 reading.result()
             found = self._troubles or await self._lacks(needs)
-            return "; ".join(found or filter(None, (*self._limited, await people())))
+            return "; ".join(found or filter(None, (await held(), await people())))
         except Exception:  # what only explains a wait must not end it
             log.debug("the reason of a standstill is unknown", exc_info=True)
             return ""
@@ -129,12 +127,7 @@ class Standstill:
         with suppress(AgentException, RedisError):  # the connection logs an outage itself
             found = await troubles(self._store)
             self._troubles = found or ([PAUSED] if await is_paused(self._store) else [])
-            if not self._troubles:
-                circuits = Circuits(self._store.connection, self._store.keys)
-                self._troubles = [str(one) for one in await circuits.outages() if one.waiting]
             self._seen = await workers(self._store)
-            lines = LimitLines(self._store.connection, self._store.keys)
-            self._limited = [str(one) for one in await lines.longest(1)]
         self._read_at = time.monotonic()
 
     def _log(self, reason: str) -> None:
@@ -149,9 +142,10 @@ class Standstill:
 class Quiet:
     """One wait: `tick` is to be called again and again, and says whether nothing has moved."""
 
-    def __init__(self, standstill: Standstill, needs: Needs, people: People) -> None:
+    def __init__(self, standstill: Standstill, needs: Needs, held: Held, people: People) -> None:
         self._standstill = standstill
         self._needs = needs
+        self._held = held
         self._people = people
         self._reason = ""
         self._next = time.monotonic() + QUIET_SECONDS
@@ -162,7 +156,7 @@ class Quiet:
         if not idle:
             reason, self._next = "", now + QUIET_SECONDS
         elif now >= self._next:
-            reason = await self._standstill.reason(self._needs, self._people)
+            reason = await self._standstill.reason(self._needs, self._held, self._people)
             self._next = time.monotonic() + QUIET_SECONDS
         if reason != self._reason:
             self._reason = reason

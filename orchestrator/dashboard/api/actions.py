@@ -9,6 +9,7 @@ from typing import Any, ClassVar, TypeVar, cast
 
 from tornado import web
 
+from stepfleet.orchestrator.agents.overrides import named_overrides
 from stepfleet.orchestrator.client.watching.conditions import RunConditions
 from stepfleet.orchestrator.dashboard.api.handling import (
     FIX,
@@ -96,7 +97,8 @@ class ActionHandler(Audited, ABC):
         if given.overrides and verb != "retry":
             raise ConfigurationError("overrides: a retry takes them, a message and a fork")
         if verb == "retry":
-            return lambda run_id: self.site.fleet.runs.retry(run_id, **given.overrides)
+            own = named_overrides(given.overrides)
+            return lambda run_id: self.site.fleet.runs.retry(run_id, **own)
         return getattr(self.site.fleet.runs, verb)  # type: ignore[no-any-return]
 
     async def each(
@@ -151,7 +153,7 @@ class RunAction(ActionHandler):
 
     async def _going_on(self, target: str, verb: str, given: Action) -> ActionResult:
         """Give the run a message, or begin another one with its steps."""
-        fleet, own = self.site.fleet, given.overrides
+        fleet, own = self.site.fleet, named_overrides(given.overrides)
         if verb == "fork":
             new = await fleet.history.fork(target, at=given.at, message=given.message, **own)
             return ActionResult(action=verb, runs=1, outcome="created", detail=new)
@@ -182,7 +184,8 @@ class BatchAction(ActionHandler):
         if given.filter is not None:
             return await self._selected(target, verb, given, given.filter)
         if verb == "retry":
-            runs = await batch.retry(where=given.where or (), **given.overrides)
+            own = named_overrides(given.overrides)
+            runs = await batch.retry(where=given.where or (), **own)
             return ActionResult(action=verb, runs=runs)
         if given.overrides or given.where:
             raise ConfigurationError("where and overrides: only a retry takes them; use filter")

@@ -159,13 +159,14 @@ class CostsOf(ReadHandler):
     """What model calls have cost."""
 
     parameters: ClassVar = {
-        "by": Parameter("day, tenant, batch, agent, model, status; several with commas"),
+        "by": Parameter("day, tenant, batch, agent, model, lane, status; several with commas"),
         "since": Parameter("the first day, as 2026-11-23", date.fromisoformat),
         "until": Parameter("the last day, as 2026-11-23", date.fromisoformat),
         "tenant": Parameter("of one tenant; empty for runs without one"),
         "batch": Parameter("of one batch"),
         "agent": Parameter("of one agent"),
         "model": Parameter("of one model, with or without its provider"),
+        "lane": Parameter("of one tier: standard, flex, priority, batch, ..."),
         "status": Parameter("committed, lost, ambiguous or cached"),
     }
 

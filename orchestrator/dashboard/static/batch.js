@@ -30,7 +30,7 @@ async function act(verb, title, text, body = {}, danger = false) {
   load();
 }
 
-function showHead(one) {
+function showHead(one, waiting) {
   const bad = ended(one) - one.completed;
   renew(head,
     outcome(one, true),
@@ -38,8 +38,9 @@ function showHead(one) {
       ["State", state(one)],
       ["Ended", `${count(ended(one))} of ${count(one.total)}`],
       ["Not completed", bad ? el("a", { href: "#failures" }, count(bad)) : "0"],
-      ["Pace", pace.text(one)],
-      ["Cost of its runs", usd(one.cost_usd)],
+      ["Pace", pace.text(one, waiting)],
+      ["Cost of its runs", usd(one.cost_usd, one.default_priced_usd > 0)],
+      ["Of it at a default price", one.default_priced_usd > 0 ? usd(one.default_priced_usd) : null],
       ["With runs below them", el("a", { href: page(`/costs?${new URLSearchParams({ batch: id })}`) }, "costs of this batch")],
       ["Tokens", count(one.tokens)],
       ["Model calls", count(one.llm_calls)],
@@ -159,7 +160,7 @@ async function load() {
     const found = await get(path, { failures: 0 });
     const one = found.progress;
     pace.note(one);
-    redraw(head, () => showHead(one));
+    redraw(head, () => showHead(one, found.asks));
     redraw(held, () => showHeld(one));
     redraw(buttons, () => showButtons(one));
     showAsks(found.asks);

@@ -22,7 +22,7 @@ function row(one) {
     el("div", {}, outcome(one), el("div", { class: "small" }, `${count(ended(one))} of ${count(one.total)} ended${bad ? `, ${count(bad)} not completed` : ""}`), el("div", { class: "sf-muted small" }, pace.text(one) || "")),
     state(one),
     time(one.created),
-    usd(one.cost_usd),
+    usd(one.cost_usd, one.default_priced_usd > 0),
   ];
 }
 

@@ -5,8 +5,8 @@ import { columns } from "./chart.js";
 import { notify } from "./dialog.js";
 import { button, count, el, facts, field, fill, problem, table, usd } from "./dom.js";
 
-const KEYS = ["day", "tenant", "agent", "model", "batch", "status"];
-const FILTERS = ["by", "since", "until", "tenant", "batch", "agent", "model", "status"];
+const KEYS = ["day", "tenant", "agent", "model", "batch", "lane", "status"];
+const FILTERS = ["by", "since", "until", "tenant", "batch", "agent", "model", "lane", "status"];
 const STATUSES = [["", "all"], ["committed", "committed"], ["lost", "lost"], ["ambiguous", "ambiguous: may have been paid"], ["cached", "cached: not made"]];
 const query = new URLSearchParams(location.search);
 const content = document.getElementById("content");
@@ -19,7 +19,7 @@ function filters() {
   const made = el("form", { class: "sf-filters", "aria-label": "Filter costs" },
     field("By", "by", by, { options: choices.some(([one]) => one === by) ? choices : [...choices, [by, by.replaceAll(",", " and ")]] }),
     field("From day (UTC)", "since", value("since"), { type: "date" }), field("To day (UTC)", "until", value("until"), { type: "date" }),
-    field("Tenant", "tenant", value("tenant")), field("Batch", "batch", value("batch")), field("Agent", "agent", value("agent")), field("Model", "model", value("model")),
+    field("Tenant", "tenant", value("tenant")), field("Batch", "batch", value("batch")), field("Agent", "agent", value("agent")), field("Model", "model", value("model")), field("Lane", "lane", value("lane")),
     field("Status of calls", "status", value("status"), { options: STATUSES }),
     el("button", { type: "submit", class: "btn btn-sm btn-primary" }, "Show"));
   made.addEventListener("submit", (event) => {
@@ -37,7 +37,7 @@ const calls = (one) => {
 
 const row = (one) => [
   ...chosen.map((key) => (key === "batch" && one.group[key] ? el("a", { href: page(`/batches/${encodeURIComponent(one.group[key])}`) }, one.group[key]) : el("span", { class: "sf-wrap" }, one.group[key] || "(none)"))),
-  calls(one), count(one.input_tokens), count(one.cached_tokens), count(one.output_tokens), usd(one.usd), usd(one.lost_usd), usd(one.ambiguous_usd), usd(one.saved_usd),
+  calls(one), count(one.input_tokens), count(one.cached_tokens), count(one.output_tokens), usd(one.usd, one.default_priced_calls > 0), usd(one.lost_usd), usd(one.ambiguous_usd), usd(one.saved_usd),
 ];
 
 function save(rows) {
@@ -58,7 +58,7 @@ async function load() {
   const by = days.rows.map((one) => ({ name: one.group.day, value: Number(one.usd), text: usd(one.usd) })).sort((a, b) => a.name.localeCompare(b.name));
   const { total } = found;
   fill(shown,
-    facts([["Paid", usd(total.usd)], ["Calls", calls(total)], ["Of it lost", usd(total.lost_usd)], ["May have been paid beside", usd(total.ambiguous_usd)], ["Saved by caches", usd(total.saved_usd)], ["Cached tokens", `${count(total.cached_tokens)} of ${count(total.input_tokens)}`]]),
+    facts([["Paid", usd(total.usd, total.default_priced_calls > 0)], ["Calls", calls(total)], ["Of it lost", usd(total.lost_usd)], ["May have been paid beside", usd(total.ambiguous_usd)], ["Saved by caches", usd(total.saved_usd)], ["Cached tokens", `${count(total.cached_tokens)} of ${count(total.input_tokens)}`]]),
     found.unpriced_models.length ? el("div", { class: "alert alert-warning", role: "status" }, `No price is known for ${found.unpriced_models.join(", ")}: their costs are guesses until model_pricing.json names them.`) : null,
     by.length ? el("section", { "aria-label": "Costs by day" }, el("h2", { class: "h5" }, "By day"), columns("USD by day", by), el("p", { class: "sf-muted small" }, `${by[0].name} to ${by[by.length - 1].name}`)) : null,
     el("h2", { class: "h5" }, `By ${chosen.join(" and ")}`),

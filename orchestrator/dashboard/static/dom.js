@@ -124,9 +124,10 @@ export function duration(seconds) {
 /** Memory. */
 export const megabytes = (bytes) => (bytes === null || bytes === undefined ? "" : `${count(Math.round(bytes / 2 ** 20))} MB`);
 
-/** A price; small ones keep two digits that say something. */
-export function usd(value) {
+/** A price; small ones keep two digits that say something. `guessed` marks one that is by a default price. */
+export function usd(value, guessed = false) {
   if (value === null || value === undefined) return "";
+  if (guessed) return `~${usd(value)}`;
   const number = Number(value);
   if (number === 0) return "$0";
   if (number < 1e-6) return `$${number.toFixed(Math.min(1 - Math.floor(Math.log10(number)), 20))}`; // never 1.5e-7

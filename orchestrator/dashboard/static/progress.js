@@ -65,22 +65,26 @@ export class Pace {
     this.#samples.set(one.batch_id, [...before, { at: now, ended: ended(one) }]);
   }
 
-  /** Runs per second and seconds until the end, as far as they are known: {rate, left, whole}. */
-  of(one) {
-    if (!open(one) || one.paused === open(one)) return { rate: null, left: null };
+  /**
+   * Runs per second and seconds until the end, as far as they are known: {rate, left, whole}.
+   * Runs that are paused, or whose calls (`asks`) wait for people, end when somebody lets them.
+   */
+  of(one, asks = { count: 0, more: false }) {
+    const held = one.paused + Math.min(asks.count, one.in_progress);
+    if (!open(one) || held === open(one)) return { rate: null, left: null };
     const samples = this.#samples.get(one.batch_id) || [];
     const [first, last] = [samples[0], samples.at(-1)];
     const seconds = first && last ? (last.at - first.at) / 1000 : 0;
     const whole = seconds < 2;
     const age = (Date.now() - Date.parse(one.created)) / 1000;
     const rate = whole ? ended(one) / Math.max(age, 1) : Math.max(last.ended - first.ended, 0) / seconds;
-    const missing = Math.max(one.total - ended(one), 0);
-    return { rate, left: rate > 0 ? missing / rate : null, whole };
+    const missing = Math.max(one.total - ended(one) - held, 0);
+    return { rate, left: rate > 0 && !asks.more ? missing / rate : null, whole };
   }
 
   /** The same in words. */
-  text(one) {
-    const { rate, left, whole } = this.of(one);
+  text(one, asks) {
+    const { rate, left, whole } = this.of(one, asks);
     if (rate === null) return null;
     const shown = rate >= 10 ? count(Math.round(rate)) : rate.toFixed(rate >= 0.1 ? 1 : 3);
     return `${shown} runs/s${whole ? " on average" : ""}, ${left === null ? "end unknown" : `about ${duration(left)} left`}`;

@@ -153,7 +153,7 @@ function row(run) {
     run.tenant ? narrowed(narrow, "tenant", run.tenant) : "",
     run.max_steps ? `${count(run.steps)} of ${count(run.max_steps)}` : count(run.steps),
     count(run.tokens),
-    usd(run.cost_usd),
+    usd(run.cost_usd, run.price_estimated),
     time(run.created),
     duration(run.active_seconds),
   ].map((cell) => (Array.isArray(cell) ? el("div", {}, cell) : cell));

@@ -27,7 +27,7 @@ _LEFT_OUT: Mapping[str, Any] = {
     "messages": {"__all__": {"metadata": True, "tool_calls": {"__all__": {"error"}}}},
 }
 
-Cost = Callable[[str, UsageStats], float]
+Cost = Callable[[str, UsageStats, str], float]
 """Prices a call of a model, in USD."""
 
 _WHOLE = (FinishReason.STOP, FinishReason.TOOL_CALLS)
@@ -92,7 +92,7 @@ def answer_of(entry: str, key: str, model: str, cost: Cost) -> LLMResponse | Non
         key=key,
         hit=True,
         saved_tokens=before.total_tokens if before else 0,
-        saved_usd=cost(stored.model or model, before) if before else 0.0,
+        saved_usd=cost(stored.model or model, before, stored.service_tier) if before else 0.0,
     )
     return stored.model_copy(update={"usage": _NO_CALL, "cache": saved})
 

@@ -18,11 +18,12 @@ from stepfleet.orchestrator.models.pricing.loading import (
     find_pricing_file,
     load_prices,
 )
-from stepfleet.orchestrator.models.pricing.prices import Price, Prices
+from stepfleet.orchestrator.models.pricing.prices import Cost, Price, Prices
 from stepfleet.orchestrator.records.usage import UsageStats
 
 __all__ = [
     # prices
+    "Cost",
     "RecentPrices",
     "Price",
     "Prices",

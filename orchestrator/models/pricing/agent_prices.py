@@ -13,6 +13,8 @@ from pydantic import BeforeValidator
 from stepfleet.orchestrator.models.pricing.prices import DEFAULT, Price, fitting_key
 from stepfleet.orchestrator.records.usage import UsageStats
 
+_TABLES = {"tiers", "long_prompt"}
+"""Fields of a price that are tables themselves, as a model's entry is."""
 _VERSION = re.compile(r"([-@:/](v?\d.*|latest|preview.*))?")
 
 
@@ -23,7 +25,8 @@ def _by_model(given: Any) -> Any:
     models = {
         name: price
         for name, price in given.items()
-        if name not in Price.model_fields or isinstance(price, Mapping | Price)
+        if name not in Price.model_fields
+        or (isinstance(price, Mapping | Price) and name not in _TABLES)
     }
     alone = {name: amount for name, amount in given.items() if name not in models}
     if not alone:
@@ -46,17 +49,18 @@ Pricing = Annotated[dict[str, Price], BeforeValidator(_by_model)]
 
 
 def stated_cost(
-    pricing: Mapping[str, Price], models: Iterable[str], usage: UsageStats
+    pricing: Mapping[str, Price], models: Iterable[str], usage: UsageStats, tier: str = ""
 ) -> float | None:
     """Return the cost of `usage` in USD by the first of `models` with a price; None without.
 
-    `models` are the names of a call's model: the provider's, and that of the request.
+    `models` are the names of a call's model: the provider's, and that of the request. `tier` is
+    the one that the answer names; one without a price costs as the usual one.
     """
     for model in models:
         if (key := fitting_key(model, pricing)) is not None and _is_version(model, key):
-            return pricing[key].cost(usage)
+            return pricing[key].cost(usage, tier)
     default = pricing.get(DEFAULT)
-    return None if default is None else default.cost(usage)
+    return None if default is None else default.cost(usage, tier)
 
 
 def _is_version(model: str, key: str) -> bool:

@@ -1,8 +1,9 @@
 """Finds and reads the pricing file. Falls back with a warning, and never raises for a bad file.
 
 Order: the variables STEPFLEET_PRICING_CONFIG and SPARK_PRICING_CONFIG, ./model_pricing.json,
-~/.stepfleet/model_pricing.json, ~/.spark/model_pricing.json, the shipped table, and at last
-one price for everything.
+~/.stepfleet/model_pricing.json, ~/.spark/model_pricing.json, the library `genai-prices` with the
+shipped table for what it does not know, and at last one price for everything. What a file does not
+name, and has no default for, is looked for behind it.
 """
 
 import functools
@@ -11,10 +12,12 @@ import logging
 import math
 import os
 import time
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.models.pricing.known import known_price
 from stepfleet.orchestrator.models.pricing.prices import Prices, parse_prices
 
 _LOG = logging.getLogger(__name__)
@@ -51,7 +54,7 @@ def load_prices(path: str | Path | None = None) -> Prices:
     if chosen is None:
         return shipped_prices()
     try:
-        return parse_prices(json.loads(chosen.read_text(encoding="utf-8")), str(chosen))
+        prices = parse_prices(json.loads(chosen.read_text(encoding="utf-8")), str(chosen))
     except (OSError, ValueError, RecursionError, ConfigurationError) as error:
         _LOG.warning(
             "the pricing file %s cannot be used (%s): using the shipped prices instead; "
@@ -61,14 +64,18 @@ def load_prices(path: str | Path | None = None) -> Prices:
             VARIABLES[0],
         )
         return shipped_prices()
+    return replace(prices, base=shipped_prices())
 
 
 @functools.cache
 def shipped_prices() -> Prices:
-    """Return the table that comes with the package; a single price if even that is unusable."""
+    """Return the library's prices and the table that comes with the package, for what it lacks.
+
+    A single price if even that is unusable.
+    """
     try:
         text = resources.files(__package__).joinpath(SHIPPED).read_text(encoding="utf-8")
-        return parse_prices(json.loads(text), "the shipped prices")
+        return replace(parse_prices(json.loads(text), "the shipped prices"), known=known_price)
     except (OSError, ValueError, ConfigurationError) as error:
         _LOG.warning("the shipped prices cannot be read (%s): one price for all models", error)
         return Prices()

@@ -4,10 +4,12 @@ Knows no sources of tables; `loading` does.
 """
 
 import logging
+import operator
 import re
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, Protocol
 
 from pydantic import Field, ValidationError
 
@@ -18,15 +20,18 @@ from stepfleet.orchestrator.records.usage import UsageStats
 
 _LOG = logging.getLogger(__name__)
 _PER = 1_000_000
+_SECONDS_KEPT = 3600
+_MOST_KEPT = 1024
+_TIERS = "tiers"
 _BOUNDARIES = "-@:/"
-_MAKERS = re.compile(r"^(?:[a-z-]{1,40}[.:]){1,4}")
+MAKERS = re.compile(r"^(?:[a-z-]{1,40}[.:]){1,4}")
 DEFAULT = "default"
 
 
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
-class Price(Record):
+class Rates(Record):
     """USD per million tokens.
 
     `cached_input` holds for prompt tokens read from the provider's prompt cache, `cache_write` for
@@ -38,7 +43,7 @@ class Price(Record):
     cached_input: Amount | None = None
     cache_write: Amount | None = None
 
-    def cost(self, usage: UsageStats) -> float:
+    def of(self, usage: UsageStats) -> float:
         """Return the cost of `usage` in USD."""
         cached = min(usage.cached_tokens, usage.prompt_tokens)
         written = min(usage.cache_write_tokens, usage.prompt_tokens - cached)
@@ -49,49 +54,142 @@ class Price(Record):
         return (prompt + usage.completion_tokens * self.output) / _PER
 
 
+class LongPrompt(Rates):
+    """What all tokens of a call cost whose prompt has more than `above` tokens."""
+
+    above: int = Field(gt=0)
+
+
+class Price(Rates):
+    """The price of a model. `tiers` has those of the provider's other tiers.
+
+    A tier (`flex`, `priority`, `batch`) has a multiplier, or a price of its own.
+    """
+
+    long_prompt: LongPrompt | None = Field(default=None, exclude_if=operator.not_)
+    tiers: dict[str, "Amount | Price"] = Field(default_factory=dict, exclude_if=operator.not_)
+
+    def cost(self, usage: UsageStats, tier: str = "") -> float:
+        """Return the cost of `usage` in USD; a tier that it does not have costs as the usual one.
+
+        `tier` is the one that the answer names, "" for the usual one (see `tiers.tier_of`).
+        """
+        of_tier = self.tiers.get(tier) if tier else None
+        if isinstance(of_tier, Price):
+            return of_tier.cost(usage)
+        is_long = self.long_prompt is not None and usage.prompt_tokens > self.long_prompt.above
+        rates = self.long_prompt if self.long_prompt is not None and is_long else self
+        return rates.of(usage) * (1.0 if of_tier is None else of_tier)
+
+
 FALLBACK = Price(input=5.0, output=15.0)
 """The price of a model that no table has, where there is no default either."""
 
 
+class Cost(Protocol):
+    """Prices calls, as `Prices.cost_of`."""
+
+    def __call__(
+        self, model: str, usage: UsageStats, tier: str = "", address: str = "", /
+    ) -> float:
+        """Return the cost in USD."""
+        ...
+
+
 @dataclass(frozen=True)
 class Prices:
-    """Prices by model id. A model's dated variants share the price of the longest known prefix."""
+    """Prices by model id. A model's dated variants share the price of the longest known prefix.
+
+    `known` returns the seller and the price of a model that is looked for before `models`, `tiers`
+    the multipliers of a seller's tiers. A model without a price costs the `default`; without one,
+    as much as `base` says, which also has the tiers that are missing here.
+    """
 
     models: Mapping[str, Price] = field(default_factory=dict)
-    default: Price = FALLBACK
+    default: Price | None = None
     source: str = "built in"
-    _found: dict[str, Price] = field(default_factory=dict, repr=False, compare=False)
+    tiers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    known: Callable[[str, str], tuple[str, Price] | None] | None = field(default=None, repr=False)
+    base: "Prices | None" = field(default=None, repr=False)
+    _found: dict[tuple[str, str, int], tuple[Price, bool]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    _warned: set[str] = field(default_factory=set, repr=False, compare=False)
 
-    def price_of(self, model: str) -> Price:
+    def price_of(self, model: str, address: str = "") -> Price:
         """Return the price of `model`, an id with or without its provider (`openai:...`).
 
-        A model that no entry fits costs the default, with one warning per model and table.
+        `address` is where it is bought, if that is known: a URL or a provider's name. A model that
+        no entry fits costs the default, with one warning per model and table.
         """
-        price = self._found.get(model)
-        if price is None:
-            price = self._found[model] = self._find(model)
-        return price
+        return self._search(model, address)[0]
 
-    def has(self, model: str) -> bool:
+    def has(self, model: str, address: str = "") -> bool:
         """Return whether an entry fits `model`; else it costs the default."""
-        return self.price_of(model) is not self.default
+        return self._search(model, address)[1]
 
-    def cost_of(self, model: str, usage: UsageStats) -> float:
-        """Return the cost of `usage` of `model` in USD."""
-        return self.price_of(model).cost(usage)
+    def cost_of(self, model: str, usage: UsageStats, tier: str = "", address: str = "") -> float:
+        """Return the cost of `usage` of `model` in USD, in the tier that the answer names.
 
-    def _find(self, model: str) -> Price:
+        A tier without a price costs as the usual one, with one warning per model and tier.
+        """
+        price, is_known = self._search(model, address)
+        cost = price.cost(usage, tier)
+        if not tier or not is_known or tier in price.tiers:
+            return cost
+        base = self.base.price_of(model, address) if self.base else price
+        if tier not in base.tiers:
+            self._warn_of_tier(model, tier)
+            return cost
+        usual = base.cost(usage)
+        return cost * base.cost(usage, tier) / usual if usual else cost
+
+    def warm(self) -> None:
+        """Load what the first search would have to."""
+        if self.known is not None:
+            self.known("", "")
+        elif self.default is None and self.base is not None:
+            self.base.warm()
+
+    def _search(self, model: str, address: str) -> tuple[Price, bool]:
+        key = (model, address, int(time.monotonic() // _SECONDS_KEPT))
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= _MOST_KEPT:  # names of models are foreign input
+                self._found.clear()
+            found = self._found[key] = self._find(model, address)
+        return found
+
+    def _find(self, model: str, address: str) -> tuple[Price, bool]:
+        if self.known is not None and (sold := self.known(model, address)):
+            seller, price = sold
+            tiers = {**self.tiers.get(seller, {}), **price.tiers}
+            return price.model_copy(update={"tiers": tiers}), True
         if (key := fitting_key(model, self.models)) is not None:
-            return self.models[key]
-        _LOG.warning(
-            "no price for model %r in %s: using the default of %s USD in and %s USD out per "
-            "million tokens; add the model to your model_pricing.json",
+            return self.models[key], True
+        if self.default is None and self.base is not None:
+            return self.base._search(model, address)  # noqa: SLF001 - of the same class
+        default = self.default or FALLBACK
+        self._warn(
             model,
-            self.source,
-            self.default.input,
-            self.default.output,
+            f"no price for model {model[:200]!r} in {self.source}: using the default of "
+            f"{default.input} USD in and {default.output} USD out per million tokens; add the "
+            "model to your model_pricing.json",
         )
-        return self.default
+        return default, False
+
+    def _warn_of_tier(self, model: str, tier: str) -> None:
+        self._warn(
+            f"{tier} {model}",
+            f"no price for tier {tier!r} of model {model[:200]!r} in {self.source}: using that of "
+            f'its standard tier; add "tiers": {{"{tier}": MULTIPLIER}} to the model in your '
+            "model_pricing.json",
+        )
+
+    def _warn(self, about: str, text: str) -> None:
+        if about not in self._warned and len(self._warned) < _MOST_KEPT:
+            self._warned.add(about)
+            _LOG.warning("%s", text)
 
 
 def fitting_key(model: str, known: Mapping[str, Any]) -> str | None:
@@ -100,7 +198,7 @@ def fitting_key(model: str, known: Mapping[str, Any]) -> str | None:
     The whole id is looked for first, without its maker's name last (`us.anthropic.claude-...`); of
     several keys that it begins with the longest one fits.
     """
-    bare = _MAKERS.sub("", model.rpartition("/")[2])
+    bare = MAKERS.sub("", model.rpartition("/")[2])
     for name in (model, model.partition(":")[2], model.partition("/")[2], bare):
         if name and (key := _longest_prefix(name, known)) is not None:
             return key
@@ -122,6 +220,7 @@ def _longest_prefix(name: str, known: Mapping[str, Any]) -> str | None:
 def parse_prices(data: Any, source: str) -> Prices:
     """Read a table: provider -> model -> {input, output}, plus `default`; `_` keys are notes.
 
+    `tiers` in a provider's group has the multipliers of all its models, in a model's entry its own.
     Models outside a provider's group are read too. A model is found by its id and by
     `provider:id`; of two groups that list the same id the first one names the bare id.
     Raises `ConfigurationError` that names the entry.
@@ -129,18 +228,24 @@ def parse_prices(data: Any, source: str) -> Prices:
     if not isinstance(data, dict):
         raise ConfigurationError(f"{source}: a pricing file is one JSON object")
     models: dict[str, Price] = {}
+    tiers: dict[str, Mapping[str, float]] = {}
     for key, value in _entries(data):
         if not isinstance(value, dict):
             raise ConfigurationError(f"{source}: {key!r} must be an object, not {value!r:.40}")
         if _is_price(value):
             models[key] = _price(value, f"{source}: {key}")
             continue
+        tiers[key] = shared = _multipliers(value.get(_TIERS, {}), f"{source}: {key}.{_TIERS}")
         for name, entry in _entries(value):
+            if name == _TIERS:
+                continue
             price = _price(entry, f"{source}: {key}.{name}")
+            if shared:
+                price = price.model_copy(update={"tiers": {**shared, **price.tiers}})
             models.setdefault(name, price)
             models[f"{key}:{name}"] = price
-    default = models.pop(DEFAULT, FALLBACK)
-    return Prices(models=models, default=default, source=source)
+    default = models.pop(DEFAULT, None)
+    return Prices(models=models, default=default, source=source, tiers=tiers)
 
 
 def _entries(group: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -149,6 +254,17 @@ def _entries(group: dict[str, Any]) -> list[tuple[str, Any]]:
 
 def _is_price(value: dict[str, Any]) -> bool:
     return any(isinstance(value.get(side), int | float) for side in ("input", "output"))
+
+
+class _Multipliers(Record):
+    tiers: dict[str, Amount]
+
+
+def _multipliers(given: Any, where: str) -> dict[str, float]:
+    try:
+        return _Multipliers.model_validate({"tiers": given}, strict=True).tiers
+    except ValidationError as error:
+        raise ConfigurationError(f"{where}: {explain_invalid(error)} (a multiplier)") from None
 
 
 def _price(entry: Any, where: str) -> Price:

@@ -96,9 +96,9 @@ class LostAttempt(Record):
     model call may have been paid for without a result; `cost_usd` is its cost, or None when its
     usage never became known. Where `estimated` is true, tokens and cost are counted from the texts
     that were sent and received, or else are those of the call that was made in its place. `model`
-    and `usage` are the call's, where they are known; `default_priced` is true where no table has
-    that model. `at_ms` is when it was noted, in milliseconds
-    since 1970.
+    and `usage` are the call's, where they are known, and `service_tier` is the provider's tier;
+    `default_priced` is true where no table has that model. `at_ms` is when it was noted, in
+    milliseconds since 1970.
     """
 
     # Records of later versions are read too.
@@ -115,6 +115,7 @@ class LostAttempt(Record):
     model: str | None = Field(default=None, exclude_if=operator.not_)
     usage: UsageStats | None = Field(default=None, exclude_if=operator.not_)
     default_priced: bool = Field(default=False, exclude_if=operator.not_)
+    service_tier: str = Field(default="", exclude_if=operator.not_)
     at_ms: int = Field(default=0, exclude_if=operator.not_)
 
     def estimated_by(self, steps: Sequence[StepResult]) -> Self:
@@ -142,6 +143,7 @@ class RunFacts(Record):
     `usage` and `cost_usd` are the run's own, `below_usage` and `below_cost_usd` those of the runs
     that its calls have started, and of all below these.
     `agent_name` is the agent that has the run now, or had it last; `handoffs` are those before.
+    With `price_estimated` some of the cost is by the default price: no table has its model.
     `structured` is JSON data that fits the schema of the name `schema_name`; the schema itself
     is never part of a result.
     """
@@ -179,6 +181,7 @@ class RunFacts(Record):
     metadata: dict[str, Any] = Field(default_factory=dict)
     outcome: ContinuationOutcome | None = None
     lost_attempts: tuple[LostAttempt, ...] = ()
+    price_estimated: bool = False
 
     def to_dict(self) -> dict[str, Any]:
         """Return the facts as plain JSON-ready data; all names are in snake_case."""

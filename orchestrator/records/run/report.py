@@ -188,7 +188,8 @@ def _tail(facts: RunFacts) -> list[str]:
 
 
 def _ending(facts: RunFacts) -> Iterator[str]:
-    yield f"Cost: {facts.cost_usd:.6f} USD"
+    about = " (an estimate: no price is known for a model)" if facts.price_estimated else ""
+    yield f"Cost: {facts.cost_usd:.6f} USD{about}"
     yield f"Time in steps: {facts.cumulative_execution_seconds:.2f} s"
     if facts.stop_reason is not None:
         yield f"Stop reason: {facts.stop_reason.value}"
@@ -211,9 +212,11 @@ def _fields(step: StepResult) -> Iterator[str]:
         tokens += " (cached)"
     if step.usage_estimated:
         tokens += " (estimated)"
+    about = " (at a default price)" if step.price_estimated else ""
     yield (
         f"{step.type.value}, finish reason {step.finish_reason.value}, {tokens}, "
-        f"{step.cost_usd:.6f} USD, {step.duration_ms:.0f} ms, started {step.started_at.isoformat()}"
+        f"{step.cost_usd:.6f} USD{about}, {step.duration_ms:.0f} ms, "
+        f"started {step.started_at.isoformat()}"
     )
     if step.agent:
         yield f"agent: {step.agent}"

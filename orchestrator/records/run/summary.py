@@ -14,7 +14,8 @@ class RunSummary(Record):
 
     `active_seconds` is the time of its current execution's steps; `cost_usd` is the run's own,
     `below_cost_usd` that of the runs below it. These and `tokens` are None where the run's state is
-    too large to be read for a list. `error` is cut.
+    too large to be read for a list. With `price_estimated` some of the cost is by the default
+    price. `error` is cut.
     """
 
     run_id: str
@@ -36,6 +37,7 @@ class RunSummary(Record):
     tokens: int | None = None
     cost_usd: float | None = None
     below_cost_usd: float | None = None
+    price_estimated: bool = False
 
 
 class RunPage(Record):
@@ -104,6 +106,7 @@ class StepSummary(Record):
     output_tokens: int = 0
     cached_tokens: int = 0
     cost_usd: float = 0.0
+    price_estimated: bool = False
     cached: bool = False
     errors: tuple[str, ...] = ()
     given: str | None = None

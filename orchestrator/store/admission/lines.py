@@ -78,12 +78,26 @@ class LimitLines:
         flat = await execute("ZREVRANGE", self._lines, 0, most - 1, "WITHSCORES")
         return await self._states(flat[::2], [int(float(one)) for one in flat[1::2]])
 
-    async def configured(self, most: int = MEASURED) -> tuple[LimitState, ...]:
-        """Return what happens under the limits that are set, without those `*` stands for."""
+    async def some(self, most: int) -> dict[str, str]:
+        """Return some of the runs that wait, with the limit that each waits for."""
+        flat = await self._connection.execute("HRANDFIELD", self._waiting, most, "WITHVALUES")
+        return _names(flat[::2], flat[1::2])
+
+    async def of(self, run_ids: Sequence[str]) -> dict[str, str]:
+        """Return those of these runs that wait, with the limit that each waits for."""
         execute = self._connection.execute
-        names = (await self._limits.names())[:most]
+        places = await execute("HMGET", self._waiting, *run_ids) if run_ids else []
+        return _names(run_ids, places)
+
+    async def named(self, names: Sequence[str]) -> tuple[LimitState, ...]:
+        """Return what happens under these limits. Raises `StoreError`."""
+        execute = self._connection.execute
         sizes = await execute("ZMSCORE", self._lines, *names) if names else []
         return await self._states(names, [int(float(one or 0)) for one in sizes])
+
+    async def configured(self, most: int = MEASURED) -> tuple[LimitState, ...]:
+        """Return what happens under the limits that are set, without those `*` stands for."""
+        return await self.named((await self._limits.names())[:most])
 
     async def wait_of(self, run_id: str) -> LimitWait | None:
         """Return for what a run waits; None where it does not. Raises `StoreError`."""
@@ -124,6 +138,12 @@ class LimitLines:
 
     async def _now(self) -> float:
         return (await self._connection.read_clock()).timestamp() * 1000
+
+
+def _names(run_ids: Sequence[str], places: Sequence[str | None]) -> dict[str, str]:
+    whys = ((place or "").split(" ", 2)[2:] for place in places)
+    names = ("".join(why).rpartition(" ")[0] for why in whys)
+    return {run: name for run, name in zip(run_ids, names, strict=True) if name}
 
 
 def _wait(place: str, now: float) -> tuple[LimitWait, str]:

@@ -94,6 +94,13 @@ class Circuits:
             )
         return outages
 
+    async def some_of(self, of: str, most: int) -> list[str]:
+        """Return some of the runs that wait for the circuit `of`. Raises `StoreError`."""
+        each = -(-most // self._keys.shards)
+        tags = (self._keys.tag(shard) for shard in range(self._keys.shards))
+        reads = (("SRANDMEMBER", f"{tag}out:{of}", each) for tag in tags)
+        return [one for some in await self._connection.execute_all(*reads) for one in some]
+
     async def change(self, verb: str, of: str, *args: object) -> bool:
         """Run a verb of `circuit.lua` on the circuit `of`; return whether it changed something."""
         given = (verb, of, *args)

@@ -13,7 +13,14 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.records.ledger import CallState, CallSums, LedgerRow, bare_name
+from stepfleet.orchestrator.records.ledger import (
+    STANDARD,
+    CallState,
+    CallSums,
+    LedgerRow,
+    bare_name,
+    lane_of,
+)
 from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.records.usage import UsageStats, nano_usd
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -51,22 +58,25 @@ class Payer:
     model: str
 
 
-def calls_of(logged: LoggedStep) -> Iterator[tuple[CallState, str, CallSums]]:
-    """Yield the model calls of a committed step: state, model, numbers."""
+def calls_of(logged: LoggedStep) -> Iterator[tuple[CallState, str, str, CallSums]]:
+    """Yield the model calls of a committed step: state, model, lane, numbers."""
     result = logged.result
+    lane = lane_of(result.service_tier)
     usage, cost = result.usage or _NOTHING, nano_usd(result.cost_usd)
     summary = logged.remembered.summary if logged.remembered else None
     if summary is not None:
         own = nano_usd(summary.cost_usd)
         usage, cost = usage - summary.usage, cost - own
         sums = CallSums.of(summary.usage, calls=1, cost=own)
-        yield CallState.COMMITTED, summary.model, _marked(sums, known=summary.usage_reported)
+        sums = _marked(sums, known=summary.usage_reported)
+        yield CallState.COMMITTED, summary.model, lane_of(summary.service_tier), sums
     if result.cache is not None and result.cache.hit:
         saved = nano_usd(result.cache.saved_usd)
-        yield CallState.CACHED, result.model or "", CallSums(calls=1, saved=saved)
+        yield CallState.CACHED, result.model or "", lane, CallSums(calls=1, saved=saved)
     elif usage.llm_calls:
         sums = CallSums.of(usage, calls=usage.llm_calls, cost=cost)
-        yield CallState.COMMITTED, result.model or "", _marked(sums, known=result.usage_reported)
+        sums = _marked(sums, known=result.usage_reported)
+        yield CallState.COMMITTED, result.model or "", lane, sums
 
 
 def default_priced(
@@ -92,13 +102,14 @@ def _marked(sums: CallSums, *, known: bool) -> CallSums:
 def lines_of(logged: LoggedStep, payer: Payer, *, sign: int = 1) -> str:
     """Return the lines of a committed step's calls; '' for none. A `sign` of -1 takes them back."""
     lines = []
-    for state, named, sums in calls_of(logged):
+    for state, named, lane, sums in calls_of(logged):
         model = _named(named, payer)
         if state is CallState.COMMITTED and model in logged.default_priced:
             sums = replace(sums, default_priced=sums.calls)  # noqa: PLW2901 - the same call
         at = logged.committed_at or logged.result.started_at
         numbers = " ".join([str(one * sign) for one in sums.numbers])
-        whose = _whose(state.value, payer.tenant, payer.agent, model[:LONGEST_NAME])
+        parts = (state.value, payer.tenant, payer.agent, model[:LONGEST_NAME])
+        whose = _whose(*parts) if lane == STANDARD else _whose(*parts, lane)
         lines.append(f"{int(at.timestamp()) // _SECONDS} {numbers}\n{whose}\n{payer.batch}")
     return _SEPARATOR.join(lines)
 
@@ -260,9 +271,10 @@ def _rows(day: date, stored: list[str], lines: list[str]) -> Iterator[LedgerRow]
 
 def _row(day: date, name: str, numbers: str) -> LedgerRow:
     whose, _, batch = name.partition("\n")
-    state, tenant, agent, model = orjson.loads(whose)
+    state, tenant, agent, model, *lanes = orjson.loads(whose)
     known = [int(one) for one in numbers.split()][: len(CallSums.__dataclass_fields__)]
-    return LedgerRow(day, state, tenant, agent, model, batch, CallSums(*known))
+    lane = lanes[0] if lanes else "*" if agent == model == "*" else STANDARD
+    return LedgerRow(day, state, tenant, agent, model, batch, CallSums(*known), lane)
 
 
 def day_of(given: date | datetime) -> date:

@@ -210,6 +210,8 @@ class Control:
             )
             if lines := lines_of(revision.taken_back, payer, sign=-1):
                 fields["ledger"] = lines
+            if revision.taken_back.default_priced:
+                fields["guessed"] = fields["cost"]
         entries = zip(revision.journal[::2], revision.journal[1::2], strict=True)
         return fields | {f"journal:{name}": value for name, value in entries}
 

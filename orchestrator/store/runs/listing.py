@@ -46,7 +46,7 @@ MOST_TIDIED = 40
 LISTS = tuple(dict.fromkeys([*map(str, Lifecycle), *map(str, StopReason)]))
 _FIELDS = (
     *("agent", "status", "stop_reason", "error", "batch", "line", "tenant", "created", "updated"),
-    *("ended", "step", "max_steps", "crashes", "parent"),
+    *("ended", "step", "max_steps", "crashes", "parent", "guessed"),
 )
 
 _EQUAL = ("status", "stop_reason", "agent", "tenant", "parent")
@@ -327,6 +327,7 @@ def summary(run_id: str, header: Fields, slim: str) -> RunSummary:
         tokens=_of(state, "session_usage", "total_tokens") if slim else None,
         cost_usd=state.get("session_cost_usd", 0.0) if slim else None,
         below_cost_usd=state.get("session_below_cost_usd", 0.0) if slim else None,
+        price_estimated=header.get("guessed") == "1",
     )
 
 

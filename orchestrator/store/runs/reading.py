@@ -108,6 +108,7 @@ class StoredRun:
             tenant=header.get("tenant"),
             outcome=state.last_continuation_outcome,
             lost_attempts=tuple(lost.estimated_by(steps) for lost in self.lost),
+            price_estimated=header.get("guessed") == "1",
         )
 
     def _last_error(self) -> LastError | None:

@@ -284,8 +284,9 @@ class StepStore:
             if models := default_priced(logged, payer, partial(self.has_price, config)):
                 logged = logged.model_copy(update={"default_priced": models})
                 verdict = replace(verdict, logged=logged)
+                fields["guessed"] = nano_usd(logged.result.cost_usd)
             if lines := lines_of(logged, payer):
-                fields = {"ledger": lines, "kept": self.terms.ledger_days}
+                fields |= {"ledger": lines, "kept": self.terms.ledger_days}
         if verdict.failed:
             fields["failed"] = stored_losses(verdict.failed, verdict.entered)
         if verdict.guess:

@@ -318,7 +318,9 @@ def _logged(numbers: Sequence[int], stored: dict[int, str | None], *, content: b
         except (SerializationError, ValidationError):  # of another version, or larger unpacked
             logged = None
         too_large = StepSummary(step=number, too_large=True, cut=("step",) if content else ())
-        found.append((_step(logged.result, content=content) if logged else too_large, logged))
+        found.append(
+            (_step(logged.priced_result, content=content) if logged else too_large, logged)
+        )
     return found
 
 
@@ -339,6 +341,7 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
         output_tokens=result.usage.completion_tokens if result.usage else 0,
         cached_tokens=result.usage.cached_tokens if result.usage else 0,
         cost_usd=result.cost_usd,
+        price_estimated=result.price_estimated,
         cached=result.cached,
         errors=tuple(_cut(error.message) for error in result.problems[:MOST_CALLS]),
         text=_cut(texts["text"]) if content and "text" in texts else None,

@@ -141,6 +141,9 @@ def test_results_are_replaced_as_a_whole_and_in_input_order(fleet: CommandLine) 
 
     assert done.returncode == 0, done.stderr
     assert [line["id"] for line in fleet.lines("ordered.jsonl")] == ["q0", "q1", "q2"]
+    printed = fleet("results", batch, "--out", "-", "--ordered")
+    assert [orjson.loads(one)["id"] for one in printed.stdout.splitlines()] == ["q0", "q1", "q2"]
+    assert not (fleet.folder / "-").exists()
     assert set(runs_of(fleet, batch, "--failed")) == {"q2"}
 
 
@@ -249,6 +252,9 @@ def test_failed_runs_of_a_batch_are_retried_with_a_raised_limit(fleet: CommandLi
         (("submit", "nowhere.jsonl", "--agent", "solver"), "nowhere.jsonl"),
         (("submit", "questions.jsonl", "--agent", "painter"), "painter"),
         (("submit", "questions.jsonl", "--agent", "solver", "--out", "x"), "--wait"),
+        (("submit", "questions.jsonl", "--agent", "solver", "--wait", "--out", "-"), "--out -"),
+        (("run", "questions.jsonl", "--agents", "agents.py", "--out", "-"), "--out -"),
+        (("checkpoint", "r", "--out", "-"), "--out -"),
         (
             ("submit", "questions.jsonl", "--again", "--idempotency-key", "x"),
             "--again makes a key of its own",

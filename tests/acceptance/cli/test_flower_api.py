@@ -101,6 +101,11 @@ def test_strangers_other_sites_and_wrong_requests_are_refused(
     bodies: list[Any] = [[], {"all": True}, {"overrides": 1}, {"where": "x"}]
     for body in bodies:
         assert stock.api(f"/runs/{run_id}/retry", body)[0] == 400, body
+    for name in ("on_progress", "run_id", "text", "at", "new_run_id", "failed_only", "nope"):
+        for verb, more in (("retry", {}), ("fork", {}), ("send", {"message": "x"})):
+            body = {"overrides": {name: 1}, **more}
+            status, problem = stock.api(f"/runs/{run_id}/{verb}", body)
+            assert (status, name in str(problem)) == (400, True), (verb, name, problem)
     assert stock.api(f"/runs/{run_id}/retry", {"where": "x" * 70_000})[0] == 413
     assert stock.api(f"/runs/{run_id}/pause", {})[1]["outcome"] == "paused"
     assert stock.api(f"/runs/{run_id}/resume", {})[1]["outcome"] == "resumed"

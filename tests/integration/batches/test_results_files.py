@@ -1,6 +1,7 @@
 """A results file, and a table, while runs of their batch end, and end anew."""
 
 import asyncio
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,12 @@ import pytest
 from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
-from stepfleet.orchestrator import AsyncFleet, Fleet
-from stepfleet.orchestrator.cli.results.collecting import collect, collect_as_they_end
+from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Fleet
+from stepfleet.orchestrator.cli.results.collecting import (
+    collect,
+    collect_as_they_end,
+    to_its_end,
+)
 from stepfleet.orchestrator.cli.results.layout import Kind, Layout, ResultOptions
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.store.batches.batches import run_id_of
@@ -168,3 +173,48 @@ async def test_a_batch_is_a_table_in_the_order_of_its_input(
     written = await collect(batch, options, options.layout("stepfleet"), follow=False, failed=False)
     assert (written, out.read_text().splitlines()[0]) == (3, "id,output")
     assert [line.split(",")[0] for line in out.read_text().splitlines()[1:]] == ["q0", "q1", "q2"]
+
+
+@pytest.mark.parametrize("kind", ["full", "slim", "openai"])
+async def test_results_of_two_batches_are_not_mixed_in_one_file(
+    fleet: AsyncFleet, desk: Bench, tmp_path: Path, kind: Kind
+) -> None:
+    path, layout = tmp_path / "out.jsonl", Layout(kind)
+    one, other = await submitted(fleet, 2), await submitted(fleet, 3)
+    for batch, rows in ((one, (0, 1)), (other, (0, 1, 2))):
+        await complete(desk, batch, *rows)
+    await write(one, path, layout)
+    before = path.read_bytes()
+    told = f"2 of its 2 lines are of another batch than {other.id} .*nothing was written"
+    with pytest.raises(ConfigurationError, match=told):
+        await write(other, path, layout)
+    assert path.read_bytes() == before
+    await write(one, path, layout)
+    assert path.read_bytes() == before
+
+
+async def test_a_cancel_waits_for_the_thread_that_writes_the_file(tmp_path: Path) -> None:
+    """Ctrl-C while results are settled: nothing else writes, or closes, the file meanwhile."""
+    begun, goes_on = threading.Event(), threading.Event()
+    path = tmp_path / "out.jsonl"
+
+    def work() -> None:
+        with path.open("wb") as file:
+            begun.set()
+            assert goes_on.wait(60)
+            file.write(b"whole\n")
+
+    writing = asyncio.create_task(to_its_end(work))
+    assert await asyncio.to_thread(begun.wait, 60)
+    writing.cancel()
+    done, _ = await asyncio.wait([writing], timeout=0.1)
+    assert not done
+    goes_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert path.read_bytes() == b"whole\n"
+
+
+async def test_an_error_of_the_thread_that_writes_is_raised(tmp_path: Path) -> None:
+    with pytest.raises(IsADirectoryError):
+        await to_its_end(tmp_path.read_bytes)

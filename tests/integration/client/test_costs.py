@@ -4,9 +4,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from io import StringIO
 from uuid import uuid4
 
 import pytest
+from rich.console import Console
 from support.runs.stored_runs import USAGE, Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator import (
@@ -19,6 +21,9 @@ from stepfleet.orchestrator import (
     LLMResponse,
     UsageStats,
 )
+from stepfleet.orchestrator.batches.files.result_lines import slim
+from stepfleet.orchestrator.cli.views.batches import summary
+from stepfleet.orchestrator.cli.views.trace import trace
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Answered, Span
 from stepfleet.orchestrator.protocol.claim import Claim
@@ -267,6 +272,102 @@ async def test_a_step_that_is_taken_back_leaves_no_default_price(
         0,
         (),
     )
+
+
+async def test_calls_count_by_the_lane_in_which_they_were_served(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """LANE-01: committed, lost, cached and taken back; sums and lines agree."""
+    for tier in ("", "flex", "flex", "priority", "turbo"):
+        run_id = await desk.create()
+        claim = await desk.claim(run_id)
+        attempt = answered(claim)
+        response = attempt.response.model_copy(update={"service_tier": tier})
+        await desk.commit(claim, replace(attempt, response=response))
+    lost = await desk.create()
+    claim = await desk.claim(lost)
+    attempt = called(claim, error=True)
+    price = price_of(1, USAGE, 0.25, "openai:none", "flex")
+    await desk.steps.journal(claim, 0.1, response=attempt.response, losses=(price,))
+    await lose(desk, lost)
+    await fleet.runs.cancel(lost)
+
+    found = await fleet.costs("lane,status")
+    groups = {tuple(row.group.values()): (row.calls, row.usd) for row in found.rows}
+    assert groups == {
+        ("standard", "committed"): (1, EACH),
+        ("flex", "committed"): (2, 2 * EACH),
+        ("flex", "lost"): (1, EACH),
+        ("priority", "committed"): (1, EACH),
+        ("other", "committed"): (1, EACH),
+    }
+    assert (await fleet.costs(lane="flex")).total.calls == 3
+    lanes = [line.lane async for line in fleet.cost_lines()]
+    assert sorted(lanes) == ["flex", "flex", "flex", "other", "priority", "standard"]
+    assert len([line async for line in fleet.cost_lines(lane="flex")]) == 3
+    with pytest.raises(ConfigurationError, match="lane: there is no 'turbo'; use standard, flex"):
+        await fleet.costs(lane="turbo")
+
+
+async def test_a_step_that_is_taken_back_is_taken_from_its_lane(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """LANE-01"""
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    attempt = called(claim, error=True)
+    response = attempt.response.model_copy(update={"service_tier": "flex"})
+    await desk.commit(claim, replace(attempt, response=response))
+    (step,) = (await fleet.runs.result(run_id)).steps
+    assert step.service_tier == "flex"
+    await fleet.runs.retry(run_id)
+    assert (await fleet.costs("lane")).rows == ()
+    again = await desk.claim(run_id)
+    assert again.journal.response is not None
+    assert again.journal.response.service_tier == "flex"
+    await fleet.runs.cancel(run_id)
+    assert {tuple(one.group.values()) for one in (await fleet.costs("lane")).rows} <= {("flex",)}
+
+
+async def test_a_cost_by_the_default_price_is_marked_wherever_it_is_shown(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    """COST-06"""
+    batch = await fleet.submit_batch([{"input": "a"}, {"input": "b"}], AGENT)
+    unknown, known = (run_id_of(batch.id, row) for row in range(2))
+    claim = await desk.claim(known)
+    await desk.commit(claim, answered(claim))
+    assert (await batch.progress()).default_priced_usd == 0
+    desk.steps.has_price = lambda _, model: model != "none"
+    claim = await desk.claim(unknown)
+    await desk.commit(claim, called(claim, error=True))
+
+    status = await batch.progress()
+    assert (status.cost_usd, status.default_priced_usd) == (0.5, 0.25)
+    results = [await fleet.runs.result(one) for one in (unknown, known)]
+    assert [one.price_estimated for one in results] == [True, False]
+    assert [one.steps[0].price_estimated for one in results] == [True, False]
+    assert [one.to_dict()["price_estimated"] for one in results] == [True, False]
+    assert slim(results[0])["price_estimated"] is True
+    assert "price_estimated" not in slim(results[1])
+    page = {one.run_id: one.price_estimated for one in (await fleet.runs.page()).runs}
+    assert page == {unknown: True, known: False}
+    timeline = await fleet.runs.timeline(unknown)
+    assert (timeline.run.price_estimated, timeline.steps[0].price_estimated) == (True, True)
+    lines = {one.run_id: one.price_estimated async for one in fleet.cost_lines()}
+    assert lines == page
+    assert "(an estimate: no price is known for a model)" in results[0].explain()
+    shown = StringIO()
+    Console(file=shown, width=300).print(
+        trace(results[0], {}, full=True), summary(status, await batch.failures())
+    )
+    text = shown.getvalue()
+    assert "~$0.2500 (an estimate: no price is known for a model" in text
+    assert "~$0.50" in text
+    assert "of it at a default price" in text
+    await fleet.runs.retry(unknown)
+    status = await batch.progress()
+    assert (status.cost_usd, status.default_priced_usd) == (0.25, 0)
 
 
 async def test_too_many_different_calls_lose_their_batch_and_no_cent(

@@ -116,7 +116,7 @@ class Hands:
             calls=self.desk.steps.calls,
             agent=LocalAgents([self.agent], self.models).find,
             toolbox=LocalToolbox(4),
-            cost=lambda _model, usage: usage.total_tokens / 1000,
+            cost=lambda _model, usage, *_: usage.total_tokens / 1000,
             elapsed=time.monotonic,
             jitter=random.random,
             token=self.desk.token,

@@ -66,7 +66,7 @@ def test_semicolons_and_tabs_separate_too() -> None:
         ("a.csv", b",\n1,2\n", "the header names no column"),
         ("a.csv", b'a,b\n1,"x\n2,y\n', "line 2: is no CSV (unexpected end of data)"),
         ("a.csv", b"a,b\n1,2\n3,\xff\n", "line 3: is not UTF-8 (byte 3)"),
-        ("a.csv", "a,b\n1,2\n".encode("utf-16"), "line 1: is not UTF-8"),
+        ("a.csv", "a,b\n1,2\n".encode("utf-16"), "is in UTF-16; save it as UTF-8"),
         ("a.csv", b'a\n"' + b"x\n" * 2_200_000, "its row is longer than 4 MiB"),
         ("a.csv", b"a\n" + b"x" * 5_000_000, "its row is longer than 4 MiB"),
         ("a.xlsx", b"PK\x03\x04....", "save it as CSV"),

@@ -33,6 +33,7 @@ EXTRAS_OF_ROOMS = {
     "orchestrator/batches": {"tables"},
     "orchestrator/client/batch.py": {"tables"},
     "orchestrator/dashboard": {"flower"},
+    "orchestrator/models/pricing/known.py": {"worker"},
     "orchestrator/models/signing.py": {"bedrock"},
     "orchestrator/cli/flower.py": {"flower"},
     "orchestrator/store/embedded/binary.py": {"local"},

@@ -3,6 +3,7 @@
 from typing import Any
 
 from stepfleet.orchestrator.models.failures import stated_failure
+from stepfleet.orchestrator.models.pricing.tiers import tier_of
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -61,12 +62,14 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
         known = FinishReason.TOOL_CALLS
     if known is FinishReason.PAUSE:
         reasoning = [reasoning_block(PROVIDER, 0, one) for one in whole_turn(content)]
-    model = payload.get("model")
+    model, usage = payload.get("model"), payload.get("usage")
+    counted = usage if isinstance(usage, dict) else {}
     return LLMResponse.model_construct(
         content="".join(texts) or _refusal_of(payload),
         tool_calls=calls or None,
-        usage=usage_of(payload.get("usage")),
+        usage=usage_of(usage),
         model=model if isinstance(model, str) and model else default_model,
+        service_tier=tier_of(counted.get("service_tier"), counted.get("speed")),
         finish_reason=known or FinishReason.OTHER,
         reasoning=tuple(reasoning),
         reasoning_text=shown_reasoning(thoughts),

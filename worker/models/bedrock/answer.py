@@ -4,6 +4,7 @@ import base64
 from http import HTTPStatus
 from typing import Any
 
+from stepfleet.orchestrator.models.pricing.tiers import tier_of
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -72,6 +73,7 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
     reason = word(payload.get("stopReason"))
     if reason in _MISTAKES and not calls and not any(texts):
         raise malformed(f"it ended with {reason}")
+    tier = payload.get("serviceTier")
     finish = _REASONS.get(reason, FinishReason.OTHER)
     if calls and (finish is FinishReason.STOP or not reason):
         finish = FinishReason.TOOL_CALLS
@@ -80,6 +82,7 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
         tool_calls=calls or None,
         usage=usage_of(payload.get("usage")),
         model=default_model,
+        service_tier=tier_of(tier.get("type") if isinstance(tier, dict) else tier),
         finish_reason=finish,
         reasoning=tuple(reasoning),
         reasoning_text=shown_reasoning(thoughts),
@@ -125,6 +128,7 @@ class StreamedConverse:
         self._size = 0
         self._done = False
         self._reason: Any = None
+        self._tier: Any = None
         self._starts: dict[int, dict[str, Any]] = {}
         self._pieces: dict[int, dict[str, list[str]]] = {}
 
@@ -152,7 +156,11 @@ class StreamedConverse:
             case "messageStop":
                 self._reason = body.get("stopReason")
             case "metadata":
-                self.usage, self._done = body.get("usage"), True
+                self.usage, self._tier, self._done = (
+                    body.get("usage"),
+                    body.get("serviceTier"),
+                    True,
+                )
             case "exception":
                 self.error = _error_of(body)
         return ""
@@ -163,7 +171,8 @@ class StreamedConverse:
             raise malformed("the stream broke off")
         content = [self._whole(index) for index in sorted(self._pieces)]
         message = {"role": "assistant", "content": content}
-        return {"output": {"message": message}, "stopReason": self._reason, "usage": self.usage}
+        ended = {"stopReason": self._reason, "usage": self.usage, "serviceTier": self._tier}
+        return {"output": {"message": message}, **ended}
 
     def _start(self, index: Any, start: Any) -> None:
         # Texts may have one that says nothing; a call's has its name.

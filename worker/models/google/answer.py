@@ -3,6 +3,7 @@
 from typing import Any
 
 from stepfleet.orchestrator.models.failures import stated_failure
+from stepfleet.orchestrator.models.pricing.tiers import tier_of
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -71,12 +72,14 @@ def parse_content(payload: dict[str, Any], default_model: str) -> LLMResponse:
     if found and (known is FinishReason.STOP or not reason):
         known = FinishReason.TOOL_CALLS
     refused = known is FinishReason.CONTENT_FILTER and not says
-    model = payload.get("modelVersion")
+    model, usage = payload.get("modelVersion"), payload.get("usageMetadata")
+    counted = usage if isinstance(usage, dict) else {}
     return LLMResponse.model_construct(
         content=word(candidate.get(_SAID)) if refused else "".join(texts),
         tool_calls=found or None,
-        usage=usage_of(payload.get("usageMetadata")),
+        usage=usage_of(usage),
         model=model if isinstance(model, str) and model else default_model,
+        service_tier=tier_of(counted.get("serviceTier"), counted.get("trafficType")),
         finish_reason=known,
         reasoning=tuple(reasoning),
         reasoning_text=shown_reasoning(thoughts),

@@ -5,6 +5,7 @@ A malformed answer is a transient failure: the same request usually gets a sound
 
 from typing import Any, TypeGuard
 
+from stepfleet.orchestrator.models.pricing.tiers import tier_of
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -14,9 +15,11 @@ from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import (
     broken_off,
+    count_in,
     malformed,
     reasoning_block,
     shown_reasoning,
+    usage_within,
     word,
 )
 from stepfleet.worker.models.openai.stream import (
@@ -85,6 +88,7 @@ def parse_completion(
         tool_calls=calls or None,
         usage=usage_of(payload.get("usage")),
         model=model if _is_name(model) else default_model,
+        service_tier=tier_of(payload.get("service_tier")),
         finish_reason=reason,
         reasoning=_sent_back(message, reasoning) if reasoning else (),
         reasoning_text=shown_reasoning(_reasoning(message)),
@@ -100,6 +104,19 @@ def finish_reason(reason: Any, *, asks_for_tools: bool) -> FinishReason:
     return known or FinishReason.OTHER
 
 
+_PROMPT, _COMPLETION = "prompt_tokens_details", "completion_tokens_details"
+_CACHED = (
+    *((_PROMPT, "cached_tokens"), ("prompt_cache_hit_tokens",), ("cache_read_input_tokens",)),
+    *(("cached_tokens",), ("num_cached_tokens",)),
+)
+"""OpenAI; DeepSeek; LiteLLM; Moonshot; Mistral."""
+_WRITTEN = (
+    *((_PROMPT, "cache_creation_tokens"), (_PROMPT, "cache_write_tokens")),
+    ("cache_creation_input_tokens",),
+)
+"""LiteLLM; OpenRouter; LiteLLM's older versions."""
+
+
 def usage_of(usage: Any) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
@@ -108,17 +125,18 @@ def usage_of(usage: Any) -> UsageStats | None:
     completion = token_count(usage.get("completion_tokens"))
     if prompt is None or completion is None:
         return None
-    total = token_count(usage.get("total_tokens"))
-    return UsageStats.model_construct(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=prompt + completion if total is None else total,
-        llm_calls=1,
-        cached_tokens=_detail(usage, "prompt_tokens_details", "cached_tokens"),
-        reasoning_tokens=_detail(usage, "completion_tokens_details", "reasoning_tokens"),
-        audio_tokens=_detail(usage, "prompt_tokens_details", "audio_tokens")
-        + _detail(usage, "completion_tokens_details", "audio_tokens"),
+    counted = usage_within(
+        prompt,
+        completion,
+        token_count(usage.get("total_tokens")),
+        cached=count_in(usage, *_CACHED),
+        written=count_in(usage, *_WRITTEN),
+        thought=count_in(usage, (_COMPLETION, "reasoning_tokens")),
     )
+    audio = count_in(usage, (_PROMPT, "audio_tokens")) + count_in(
+        usage, (_COMPLETION, "audio_tokens")
+    )
+    return counted.model_copy(update={"audio_tokens": audio}) if audio else counted
 
 
 def _reasoning(message: dict[str, Any]) -> list[str]:
@@ -183,8 +201,3 @@ def _text(content: Any) -> str:
         if all(isinstance(part, str) for part in parts):
             return "".join(parts)
     raise malformed("the message's content is not text")
-
-
-def _detail(usage: dict[str, Any], group: str, name: str) -> int:
-    details = usage.get(group)
-    return (token_count(details.get(name)) if isinstance(details, dict) else None) or 0

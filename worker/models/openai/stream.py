@@ -251,6 +251,7 @@ class StreamedCompletion:
     def __init__(self) -> None:
         self.error: dict[str, Any] | None = None
         self.usage: Any = None
+        self._tier: Any = None
         self._done = False
         self._said: dict[str, Any] | None = None
         self._head: dict[str, Any] = {}
@@ -275,6 +276,7 @@ class StreamedCompletion:
             return ""
         event = parse_event(data)
         self.usage = event.get("usage") or self.usage
+        self._tier = event.get("service_tier") or self._tier
         choices = event.get("choices")
         if event.get("error") or not choices or not isinstance(choices, list):
             # Words without an error may be news of the server: they explain a stream without end.
@@ -314,7 +316,8 @@ class StreamedCompletion:
             return self._said
         if not has_ended:
             raise malformed("the stream broke off")
-        return {**self._head, "choices": begun, "usage": self.usage}
+        ended = {"usage": self.usage, "service_tier": self._tier}
+        return {**self._head, "choices": begun, **ended}
 
 
 def choices_of(payload: dict[str, Any]) -> list[dict[str, Any]]:

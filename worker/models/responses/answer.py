@@ -3,6 +3,7 @@
 from typing import Any
 
 from stepfleet.orchestrator.models.failures import stated_failure
+from stepfleet.orchestrator.models.pricing.tiers import tier_of
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
@@ -13,10 +14,12 @@ from stepfleet.worker.models.bodies import (
     MOST_BLOCKS,
     MOST_REASONING,
     broken_off,
+    count_in,
     malformed,
     parse_event,
     reasoning_block,
     shown_reasoning,
+    usage_within,
     word,
 )
 from stepfleet.worker.models.responses.request import PROVIDER
@@ -27,6 +30,7 @@ _DELTAS = {_TEXT_DELTA, "response.refusal.delta"}
 _CALL_DELTA = "response.function_call_arguments.delta"
 _COMPLETED = ("completed", "complete")
 _NOT_ENDED = {"queued", "in_progress", "failed", "cancelled"}
+_INPUT = "input_tokens_details"
 
 
 def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
@@ -67,6 +71,7 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
         tool_calls=found or None,
         usage=usage_of(payload.get("usage")),
         model=model if isinstance(model, str) and model else default_model,
+        service_tier=tier_of(payload.get("service_tier")),
         finish_reason=reason,
         reasoning=tuple(reasoning),
         reasoning_text=shown_reasoning(thoughts),
@@ -102,20 +107,14 @@ def usage_of(usage: Any) -> UsageStats | None:
     prompt, completion = (token_count(usage.get(f"{one}_tokens")) for one in ("input", "output"))
     if prompt is None or completion is None:
         return None
-    return UsageStats.model_construct(
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        total_tokens=prompt + completion,
-        llm_calls=1,
-        cached_tokens=_detail(usage, "input_tokens_details", "cached_tokens"),
-        cache_write_tokens=_detail(usage, "input_tokens_details", "cache_write_tokens"),
-        reasoning_tokens=_detail(usage, "output_tokens_details", "reasoning_tokens"),
+    return usage_within(
+        prompt,
+        completion,
+        token_count(usage.get("total_tokens")),
+        cached=count_in(usage, (_INPUT, "cached_tokens")),
+        written=count_in(usage, (_INPUT, "cache_write_tokens")),
+        thought=count_in(usage, ("output_tokens_details", "reasoning_tokens")),
     )
-
-
-def _detail(usage: dict[str, Any], group: str, name: str) -> int:
-    details = usage.get(group)
-    return (token_count(details.get(name)) if isinstance(details, dict) else None) or 0
 
 
 class StreamedResponse:

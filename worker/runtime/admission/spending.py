@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.limits.budgets import NOTHING, Spending, spending_of
 from stepfleet.orchestrator.limits.estimates import Amounts
-from stepfleet.orchestrator.models.pricing import stated_cost
+from stepfleet.orchestrator.models.pricing import Cost, stated_cost
+from stepfleet.orchestrator.models.pricing.tiers import address_of, tier_of
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.records.ledger import bare_name
@@ -18,12 +19,19 @@ Price = Callable[[AgentConfig, str, UsageStats], float]
 """The price of a call in USD, by its agent, model and usage."""
 
 
-def price_by(cost: Callable[[str, UsageStats], float]) -> Price:
-    """Return what prices calls: by what the agent states, else by the worker's table."""
+def price_by(cost: Cost) -> Price:
+    """Return what prices calls: by what the agent states, else by the worker's table.
+
+    In the tier that the agent asks for: the answer is still to come.
+    """
 
     def price(config: AgentConfig, model: str, usage: UsageStats) -> float:
-        stated = stated_cost(config.pricing, (model,), usage) if config.pricing else None
-        return bounded_cost(cost(model, usage) if stated is None else stated)
+        tier = tier_of(config.settings.service_tier)
+        stated = stated_cost(config.pricing, (model,), usage, tier) if config.pricing else None
+        if stated is None:
+            address = address_of(model, config.settings.base_url)
+            stated = cost(model, usage, tier, address)
+        return bounded_cost(stated)
 
     return price
 

@@ -192,6 +192,7 @@ class _Message:
             "cache_creation_input_tokens": usage.cache_write_tokens,
             "output_tokens": usage.completion_tokens,
             "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+            "service_tier": self.reply.service_tier or "standard",
         }
 
 

@@ -182,6 +182,8 @@ class _Message:
 
     def _counts(self) -> dict[str, Any]:
         counts: dict[str, Any] = {"metrics": {"latencyMs": 1}}
+        if self.reply.service_tier:
+            counts["serviceTier"] = {"type": self.reply.service_tier}
         if usage := self.usage:
             given = usage.prompt_tokens - usage.cached_tokens - usage.cache_write_tokens
             counts["usage"] = {

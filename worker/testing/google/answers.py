@@ -125,6 +125,8 @@ class _Content:
         }
         if ended and self.usage is not None:
             body["usageMetadata"] = self._usage(self.usage)
+            if self.reply.service_tier:
+                body["usageMetadata"]["serviceTier"] = self.reply.service_tier
         return body
 
     def whole(self) -> dict[str, Any]:

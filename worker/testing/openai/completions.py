@@ -79,6 +79,7 @@ class Completion:
             "created": _CREATED + self.request.turn,
             "model": self.reply.model or self.request.body["model"],
             "choices": choices,
+            **({"service_tier": tier} if (tier := self.reply.service_tier) else {}),
         }
 
     def _usage(self) -> dict[str, Any]:

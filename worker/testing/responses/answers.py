@@ -120,6 +120,7 @@ class _Response:
             "tools": [],
             "error": None,
             "incomplete_details": {"reason": why} if why and ended else None,
+            **({"service_tier": tier} if (tier := self.reply.service_tier) else {}),
             **({"usage": self._usage(self.usage)} if ended and self.usage else {}),
         }
 

@@ -108,7 +108,8 @@ class Reply:
     before the answer) replaces the server's; `pause` is the seconds between the events of a
     stream, and `piece` the characters of content and arguments in each. `extra` adds fields to
     the message. `reasoning` is sent signed where the protocol has it. `refusal` is why the model
-    refuses, in the form of the protocol. `quirks` are departures from OpenAI's own form.
+    refuses, in the form of the protocol. `service_tier` is the tier that the answer names, in the
+    provider's words. `quirks` are departures from OpenAI's own form.
     """
 
     content: str | None = None
@@ -123,6 +124,7 @@ class Reply:
     extra: Mapping[str, Any] = field(default_factory=dict)
     reasoning: str | None = None
     refusal: str | None = None
+    service_tier: str | None = None
     quirks: tuple[Quirk, ...] = ()
 
     def __post_init__(self) -> None:

@@ -2,7 +2,7 @@
 -- has emitted one, so that no older end of the run is mistaken for this one), step (to continue at),
 -- slim (the state before it), since (the part of the log that claims read, or '' for all), overrides,
 -- agent, config (of the agent before a hand-off that is taken back), journal:<field> (one for each entry), message,
--- grace, tokens, cost, calls (what the removed step had added), ledger (lines that take its calls back), events, event_count, lost, input
+-- grace, tokens, cost, guessed, calls (what the removed step had added), ledger (lines that take its calls back), events, event_count, lost, input
 -- (messages to give before that step, behind those given already, or ''), request (a token).
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (another caller was faster) or
 -- {'unknown'}. Everything before that step, its answer and its finished tools, are kept.
@@ -30,6 +30,7 @@ if step < number(h[2]) then
   count(batch, 'steps', step - number(h[2]))
   count(batch, 'tokens', -number(a.tokens))
   count(batch, 'cost', -number(a.cost))
+  count(batch, 'guessed', -number(a.guessed))
   count(batch, 'calls', -number(a.calls))
   if a.ledger then enter(shard .. 'costs', a.ledger) end
 end

@@ -1,6 +1,6 @@
 -- The ledger of model calls: sums by day, state, tenant, agent, model and batch, on each shard.
 -- <shard>costs holds lines that are not summed yet, <shard>costs:<day> the rows. A line is '<day> <numbers>', a JSON list
--- (state, tenant, agent, model) and the batch, with line feeds between; a row is the same without the first part, and its
+-- (state, tenant, agent, model, and the lane where it is not the standard one) and the batch, with line feeds between; a row is the same without the first part, and its
 -- numbers: calls, input, cached, written, output, reasoning, audio tokens, 10^-9 USD, those that were saved, calls with a
 -- default price, calls without a price, calls whose tokens are estimates. Days count from 1970, in UTC.
 -- <shard>costs-names holds each tenant, agent and batch of the rows, by its last day, and '*', by the day from which on all
@@ -8,6 +8,7 @@
 -- Invariant: a line is in the list, or in the sums, never in both. Lines with negative numbers take others back.
 local LINES_KEPT, MOST_LINES, MOST_ROWS, DAYS_KEPT = 128, 512, 1000, 90
 local MOST, DAY_MS = 9007199254740991, 86400000
+local LANES = { flex = 1, priority = 1, batch = 1, window = 1, fast = 1, scale = 1, reserved = 1 }
 
 local function add(sums, numbers)
   local i = 0
@@ -123,8 +124,9 @@ local function line_of(text, sign, tenant, agent, batch)
   for i, one in ipairs(sums) do sums[i] = one * sign end
   local model = type(e.model) == 'string' and e.model or ''
   if type(e.agent) == 'string' then agent = e.agent end
-  local whose = cjson.encode({ state, tenant or '', agent or '', model })
+  local whose = { state, tenant or '', agent or '', model }
+  if type(e.service_tier) == 'string' then whose[5] = LANES[e.service_tier] and e.service_tier or 'other' end
   local day = string.format('%d', (tonumber(e.at_ms) or 0) / DAY_MS)
-  return day .. ' ' .. joined(sums) .. '\n' .. whose .. '\n' .. (batch or ''), is_open
+  return day .. ' ' .. joined(sums) .. '\n' .. cjson.encode(whose) .. '\n' .. (batch or ''), is_open
 end
 

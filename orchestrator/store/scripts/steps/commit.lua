@@ -10,6 +10,7 @@
 --   attempt, limited: 1 if a retry used up a model attempt; if it was a refusal for now
 --   lost        ledger entry (JSON) for work that was paid for and is not committed, or ''; failed: entries of calls
 --               that failed before another model was called
+--   guessed  what of the cost is by a default price; the header then notes that some is
 --   ledger, kept  lines of the step's model calls, days that the ledger keeps; guess: what lost calls cost (see estimate)
 --   status, stop_reason, error, retention (s): of an end state
 --   agent, config, overrides  of the agent that goes on with the run, if that is another one
@@ -104,6 +105,10 @@ if a.log ~= '' then
   count(batch, 'steps', 1)
   count(batch, 'tokens', number(a.tokens))
   count(batch, 'cost', number(a.cost))
+  if a.guessed then
+    count(batch, 'guessed', number(a.guessed))
+    redis.call('HSET', run_key, 'guessed', '1')
+  end
   count(batch, 'calls', number(a.calls))
 end
 redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', '0', 'slim', a.slim, 'outcome', a.outcome,

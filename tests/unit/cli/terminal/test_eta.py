@@ -1,4 +1,17 @@
-from stepfleet.orchestrator.cli.terminal.progress import WINDOW_SECONDS, Pace, Sample
+from datetime import UTC, datetime
+
+import pytest
+from rich.console import Console
+
+from stepfleet.orchestrator import BatchProgress
+from stepfleet.orchestrator.cli.terminal.progress import (
+    WINDOW_SECONDS,
+    Pace,
+    Sample,
+    picture,
+    progress_line,
+)
+from stepfleet.orchestrator.records.calls.answers import AskCount
 
 
 def test_a_single_sample_tells_no_rate_and_no_end() -> None:
@@ -31,3 +44,31 @@ def test_runs_that_are_taken_up_again_make_no_negative_rate() -> None:
 
     assert pace.steps_per_second == 0
     assert pace.eta_seconds(5) is None
+
+
+def batch(**counts: int) -> BatchProgress:
+    return BatchProgress(batch_id="b", created=datetime.now(UTC), sealed=True, total=100, **counts)
+
+
+PACE = Pace().with_sample(Sample(100.0, 0, 0)).with_sample(Sample(110.0, 20, 50))
+
+
+@pytest.mark.parametrize(
+    ("counts", "asks", "eta"),
+    [
+        ({"in_progress": 40, "queued": 40}, AskCount(), "ETA 40 s"),
+        ({"in_progress": 40, "queued": 40}, AskCount(count=20), "ETA 30 s, 20 calls wait"),
+        ({"in_progress": 40, "queued": 20, "paused": 20}, AskCount(count=20), "ETA 20 s, 20"),
+        ({"in_progress": 2}, AskCount(count=5), "ETA -, 5 calls wait for people"),
+        ({"paused": 2}, AskCount(), "ETA -"),
+        ({"in_progress": 40}, AskCount(count=20, more=True), "ETA -, 20 or more calls wait"),
+    ],
+)
+def test_runs_that_people_hold_have_no_end_that_is_known(
+    counts: dict[str, int], asks: AskCount, eta: str
+) -> None:
+    assert eta in progress_line(batch(**counts), PACE, asks)
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(picture(batch(**counts), PACE, 1.0, (), asks))
+    assert eta.partition(",")[0] in captured.get()

@@ -13,8 +13,9 @@ CALLS = (ToolCall(id="c1", name="look", arguments={"what": "sun"}),)
 ANSWER = LLMResponse(content="It shines.", usage=USED, model="m-1", raw={"id": "x"})
 
 
-def price(model: str, usage: UsageStats) -> float:
-    return {"m-1": 0.01, "openai:m": 0.1}[model] * usage.total_tokens
+def price(model: str, usage: UsageStats, tier: str) -> float:
+    per_token = {"m-1": 0.01, "openai:m": 0.1}[model]
+    return per_token * usage.total_tokens * (0.5 if tier == "flex" else 1)
 
 
 def asks(call: ToolCall) -> LLMResponse:
@@ -72,6 +73,15 @@ def test_an_answer_comes_back_marked_without_tokens_and_with_what_it_saved() -> 
     assert (given.content, given.model) == (ANSWER.content, ANSWER.model)
     assert given.usage == UsageStats(cached_calls=1)
     assert given.cache == CacheUse(key=KEY, hit=True, saved_tokens=15, saved_usd=0.15)
+
+
+def test_an_answer_has_saved_what_its_tier_costs() -> None:
+    """LANE-01"""
+    flex = ANSWER.model_copy(update={"service_tier": "flex"})
+    given = answer_of(entry_of(flex), KEY, "openai:m", price)
+    assert given is not None
+    assert given.cache is not None
+    assert (given.service_tier, given.cache.saved_usd) == ("flex", 0.075)
 
 
 def test_an_answer_without_usage_or_model_saves_what_is_known() -> None:

@@ -1,0 +1,95 @@
+"""Prices of the library that workers have beside the shipped table."""
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from stepfleet.orchestrator.models.pricing import Price, known, load_prices
+from stepfleet.orchestrator.models.pricing.loading import shipped_prices
+
+SOLD = [
+    ("openai-responses", "gpt-5.2-2025-12-11", 1.75, 14.0),
+    ("openai", "gpt-5.6-sol", 4.0, 20.0),
+    ("google", "gemini-3-flash-preview", 0.5, 3.0),
+    ("openrouter", "anthropic/claude-4.6-sonnet-20260217", 3.0, 15.0),
+    ("https://openrouter.ai/api/v1", "anthropic/claude-sonnet-4.5", 3.0, 15.0),
+    ("litellm", "anthropic/claude-sonnet-4.5", 3.0, 15.0),
+    ("groq", "llama-3.3-70b-versatile", 0.59, 0.79),
+    ("https://api.groq.com/openai/v1", "llama-3.3-70b-versatile", 0.59, 0.79),
+    ("mistral", "mistral-medium-latest", 1.5, 7.5),
+    ("https://api.z.ai/api/paas/v4", "glm-4.6v", 0.3, 0.9),
+    ("bedrock", "us.anthropic.claude-haiku-4-5-20251001-v1:0", 1.1, 5.5),
+    ("openai", "deepseek-reasoner", 0.55, 2.19),
+]
+
+
+@pytest.fixture
+def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As in a client's installation."""
+    for name in [one for one in sys.modules if one.partition(".")[0] == "genai_prices"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "genai_prices", None)
+    for one in (known._snapshot, known._known, shipped_prices):
+        one.cache_clear()
+    yield
+    monkeypatch.undo()
+    for one in (known._snapshot, known._known, shipped_prices):
+        one.cache_clear()
+
+
+@pytest.mark.parametrize(("address", "model", "given", "answered"), SOLD)
+def test_a_model_costs_what_its_seller_or_its_maker_asks(
+    address: str, model: str, given: float, answered: float
+) -> None:
+    """COST-04: names of answers, with the addresses they came from."""
+    price = shipped_prices().price_of(model, address)
+    assert (price.input, price.output) == (given, answered)
+    assert shipped_prices().has(model, address)
+
+
+def test_a_model_that_nobody_sells_costs_the_default(caplog: pytest.LogCaptureFixture) -> None:
+    """COST-06"""
+    prices = load_prices(Path(__file__).parent / "no file")
+    with caplog.at_level(logging.WARNING):
+        assert prices.price_of("our-own-model-7", "vllm") == Price(input=5.0, output=15.0)
+    assert not prices.has("our-own-model-7", "vllm")
+    assert "no price for model 'our-own-model-7'" in caplog.text
+    assert not prices.has("m" * 1_000_000, "openai")
+
+
+def test_a_file_of_ones_own_wins_and_may_leave_the_rest_to_the_library(tmp_path: Path) -> None:
+    """COST-04, COST-08"""
+    path = tmp_path / "own.json"
+    own = {"openai": {"gpt-5.2": {"input": 1, "output": 2}}}
+    path.write_text(json.dumps(own))
+    prices = load_prices(path)
+    assert prices.price_of("gpt-5.2-2025-12-11", "openai") == Price(input=1, output=2)
+    assert prices.price_of("gpt-5.6-sol", "openai").input == 4
+    path.write_text(json.dumps({**own, "default": {"input": 9, "output": 9}}))
+    assert load_prices(path).price_of("gpt-5.6-sol", "openai") == Price(input=9, output=9)
+
+
+def test_clients_have_the_shipped_table_alone(
+    no_library: None,
+) -> None:
+    """COST-04"""
+    prices = load_prices(Path(__file__).parent / "no file")
+    assert prices.price_of("gpt-5.4", "openai").input == 2.5
+    assert not prices.has("gpt-5.6-sol", "openai")
+
+
+def test_long_prompts_and_tiers_of_the_library_are_kept() -> None:
+    """LANE-01"""
+    found = known.known_price("gemini-2.5-pro", "google")
+    assert found is not None
+    seller, price = found
+    assert seller == "google"
+    assert price.long_prompt is not None
+    assert (price.long_prompt.above, price.long_prompt.input) == (200_000, 2.5)
+    half = price.tiers["batch"]
+    assert isinstance(half, Price)
+    assert (half.input, half.output) == (price.input / 2, price.output / 2)
