@@ -53,6 +53,7 @@ def lost_attempt(
         reason=reason,
         model=spent.model if spent else None,
         usage=spent.usage if spent else None,
+        service_tier=spent.service_tier if spent else "",
     )
 
 
@@ -103,6 +104,7 @@ def of_failed_calls(step: int, calls: Iterable[FailedCall]) -> tuple[LostAttempt
             reason=f"{one.model}: {one.message}",
             model=bare_name(one.model),
             usage=one.usage,
+            service_tier=one.service_tier,
         )
         for one in calls
         if one.ambiguous or one.tokens

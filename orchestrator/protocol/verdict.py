@@ -243,6 +243,7 @@ def _parked(claim: Claim, attempt: Parked, criteria: ContinuationCriteria, facts
         cost_usd=attempt.otherwise.cost_usd,
         model=response.model or None if response else None,
         usage=usage,
+        service_tier=response.service_tier if response else "",
     )
     seconds = attempt.span.seconds - claim.journal.spent
     late = paid.model_copy(update={"kind": LostKind.LATE, "seconds": seconds})

@@ -28,7 +28,8 @@ class FailedCall(Record):
     """A model of the agent's list that did not answer. `code` is that of its error.
 
     With `ambiguous` the call may have been paid for: `tokens` and `cost_usd`, counted here where
-    they are `estimated`; `usage` has the tokens by kind. Without tokens its price is not known.
+    they are `estimated`; `usage` has the tokens by kind, `service_tier` the provider's tier. Without
+    tokens its price is not known.
     """
 
     model: str
@@ -39,6 +40,7 @@ class FailedCall(Record):
     cost_usd: float = 0.0
     estimated: bool = False
     usage: "UsageStats | None" = Field(default=None, exclude_if=operator.not_)
+    service_tier: str = Field(default="", exclude_if=operator.not_)
 
 
 class Fallback(Record):
@@ -97,7 +99,7 @@ class Spent:
     """The possible charge for a failed call: tokens and USD; without tokens it is not known.
 
     With `estimated` they are counted here; otherwise the provider has reported them. `usage` has
-    the tokens by kind, and `model` is the one that was called.
+    the tokens by kind, `model` is the one that was called, `service_tier` the provider's tier.
     """
 
     tokens: int
@@ -105,6 +107,7 @@ class Spent:
     estimated: bool = True
     usage: UsageStats | None = field(default=None, compare=False)
     model: str | None = field(default=None, compare=False)
+    service_tier: str = field(default="", compare=False)
 
 
 MOST_TOKENS = 1_000_000_000

@@ -159,6 +159,7 @@ def _in_vain(model: str, response: LLMResponse, claim: Claim, ports: Ports) -> F
         return call
     known = {"ambiguous": not usage.total_tokens, "tokens": usage.total_tokens, "cost_usd": cost}
     known |= {"estimated": response.usage_estimated, "usage": usage}
+    known["service_tier"] = response.service_tier
     return call.model_copy(update=known)
 
 

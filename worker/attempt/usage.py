@@ -51,7 +51,7 @@ def spent_in_vain(
     response = LLMResponse.model_construct(usage=usage, model=request.model, service_tier=tier)
     cost = call_cost(response, request.model, config, ports)
     estimated = error.usage is None
-    return Spent(usage.total_tokens, cost, estimated, usage, bare_name(request.model))
+    return Spent(usage.total_tokens, cost, estimated, usage, bare_name(request.model), tier)
 
 
 def spent_on(
@@ -61,7 +61,8 @@ def spent_on(
     usage = response.usage or UsageStats()
     model = response.model or bare_name(request.model)
     cost = call_cost(response, request.model, config, ports)
-    return Spent(usage.total_tokens, cost, response.usage_estimated, usage, model)
+    tier = response.service_tier
+    return Spent(usage.total_tokens, cost, response.usage_estimated, usage, model, tier)
 
 
 def failed_call(request: ModelRequest, error: ModelError) -> FailedCall:
@@ -77,6 +78,7 @@ def failed_call(request: ModelRequest, error: ModelError) -> FailedCall:
         cost_usd=spent.cost_usd,
         estimated=spent.tokens > 0 and spent.estimated,
         usage=spent.usage,
+        service_tier=spent.service_tier,
     )
 
 
