@@ -28,8 +28,8 @@ class FailedCall(Record):
     """A model of the agent's list that did not answer. `code` is that of its error.
 
     With `ambiguous` the call may have been paid for: `tokens` and `cost_usd`, counted here where
-    they are `estimated`; `usage` has the tokens by kind, `service_tier` the provider's tier. Without
-    tokens its price is not known.
+    they are `estimated`; `usage` has the tokens by kind, `service_tier` the provider's tier.
+    Without tokens its price is not known.
     """
 
     model: str
