@@ -24,7 +24,13 @@ from stepfleet.orchestrator.agents.answers.special import (
     SpecialTool,
     invalid,
 )
-from stepfleet.orchestrator.agents.reasoner import HandledCalls, ModelTurn, Reasoner, with_paragraph
+from stepfleet.orchestrator.agents.reasoner import (
+    HandledCalls,
+    ModelTurn,
+    Reasoner,
+    joined,
+    with_paragraph,
+)
 from stepfleet.orchestrator.continuation import CanDecideToContinue
 from stepfleet.orchestrator.continuation.guards import ALLOW, FORBID, REQUEST, evaluation
 from stepfleet.orchestrator.records.calls.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
@@ -106,12 +112,12 @@ class AnswerContract(Reasoner):
         outcome = self._specials[call.name].take(call, state, sink)
         if call.id not in sink.records:
             sink.report_observation(call, NOTED if isinstance(outcome, Continue) else ACCEPTED)
+        progress = progress_of(outcome, state)
         error = sink.records[call.id].error if isinstance(outcome, Continue) else None
         if error is not None:
-            why = error.message.removeprefix(f"{call.name}: ")
-            refused = Progress(refused=refused_answer(why + _ended_by(response)))
-            return HandledCalls(_by_index(calls, [sink]), refused)
-        return HandledCalls(_by_index(calls, [sink]), progress_of(outcome, state))
+            why = error.message.removeprefix(f"{call.name}: ") + _ended_by(response)
+            progress = joined(progress, Progress(refused=refused_answer(why)))
+        return HandledCalls(_by_index(calls, [sink]), progress)
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
         """Take text without calls as the answer where it is one, else say what is wrong."""
