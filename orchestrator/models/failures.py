@@ -191,7 +191,8 @@ def stated_failure(payload: dict[str, Any], answer: str) -> dict[str, Any] | Non
     if payload.get(answer):
         return None
     error = _as_error(payload)
-    has_failed = str(error.get("code")) not in _SUCCESSES
+    code = error.get("code")
+    has_failed = not (_is_word(code) and str(code) in _SUCCESSES)
     return payload if error.get("message") and has_failed else None
 
 
