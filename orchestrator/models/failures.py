@@ -304,7 +304,7 @@ def _error_of(body: bytes) -> dict[str, Any]:
     if isinstance(payload, list) and payload:
         payload = payload[0]
     if not isinstance(payload, dict):
-        return {"message": _text(payload) or str(payload)}
+        return {"message": _text(payload)}
     return _as_error(payload)
 
 
@@ -342,7 +342,7 @@ def _said_in(error: dict[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     """Return words as they are, and other values as JSON; both cut to what a message may have."""
-    if not value:
+    if value is None or value is False:
         return ""
     if isinstance(value, str):
         return value[: 8 * _LONGEST_MESSAGE]
