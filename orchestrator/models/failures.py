@@ -191,7 +191,8 @@ def stated_failure(payload: dict[str, Any], answer: str) -> dict[str, Any] | Non
     if payload.get(answer):
         return None
     error = _as_error(payload)
-    has_failed = str(error.get("code")) not in _SUCCESSES
+    code = error.get("code")
+    has_failed = not (_is_word(code) and str(code) in _SUCCESSES)
     return payload if error.get("message") and has_failed else None
 
 
@@ -303,7 +304,7 @@ def _error_of(body: bytes) -> dict[str, Any]:
     if isinstance(payload, list) and payload:
         payload = payload[0]
     if not isinstance(payload, dict):
-        return {"message": _text(payload) or str(payload)}
+        return {"message": _text(payload)}
     return _as_error(payload)
 
 
@@ -341,7 +342,7 @@ def _said_in(error: dict[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     """Return words as they are, and other values as JSON; both cut to what a message may have."""
-    if not value:
+    if value is None or value is False:
         return ""
     if isinstance(value, str):
         return value[: 8 * _LONGEST_MESSAGE]

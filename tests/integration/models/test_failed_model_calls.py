@@ -205,7 +205,7 @@ async def test_what_a_server_could_not_read_of_its_model_is_asked_for_again(
 ) -> None:
     """Groq answers 400; the model was at work."""
     error = {"message": "Failed.", "type": "invalid_request_error", "code": code}
-    config = {} if policy is None else {"error_policy": policy}
+    config: dict[str, Any] = {} if policy is None else {"error_policy": policy}
     async with (
         RawModelServer().running() as server,
         opened(redis_url, server.base_url, **config) as (desk, hands, run_id),

@@ -19,8 +19,12 @@ FOUND = {
     "tool_use_id": "srvtoolu_1",
     "content": [{"type": "web_search_result", "url": "https://x.test", "encrypted_content": "zz"}],
 }
-HALF = [{"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}, SEARCH, FOUND]
-CITED = {"type": "text", "text": "So far", "citations": [{"url": "https://x.test"}]}
+HALF: list[dict[str, Any]] = [
+    {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"},
+    SEARCH,
+    FOUND,
+]
+CITED: dict[str, Any] = {"type": "text", "text": "So far", "citations": [{"url": "https://x.test"}]}
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_a_conversation_that_is_too_long_is_distinguished(
         (b'\xef\xbb\xbf{"message": "behind a mark"}', "behind a mark"),
         (b'data: {"error": {"message": "in an event"}}\n\ndata: [DONE]\n\n', "in an event"),
         (b"data:", "status 400"),
-        (b"[" * 500 + b"1" + b"]" * 500, "answered 400"),
+        (b"[" * 1_000 + b"1" + b"]" * 1_000, "answered 400"),
         (b'{"error": ' + b"[" * 500 + b"]" * 500 + b"}", "status 400"),
         (b'{"error": {"message": "m", "code": ' + b"1" * 400 + b"}}", "m"),
         (b"\xff\xfe", "400"),

@@ -310,12 +310,12 @@ class StreamedCompletion:
     def payload(self) -> dict[str, Any]:
         """Return the whole completion. Raises `ModelError` when the stream broke off."""
         choices = sorted(self._choices.items())
-        has_ended = self._done or any(one.finish_reason for _, one in choices)
-        begun = [one.payload(index) for index, one in choices if one.has_begun]
-        if self._said and not (has_ended and begun):
+        is_finished = any(one.finish_reason for _, one in choices)
+        if self._said and not is_finished:
             return self._said
-        if not has_ended:
+        if not is_finished and not self._done:
             raise malformed("the stream broke off")
+        begun = [one.payload(index) for index, one in choices if one.has_begun]
         ended = {"usage": self.usage, "service_tier": self._tier}
         return {**self._head, "choices": begun, **ended}
 

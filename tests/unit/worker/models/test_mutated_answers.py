@@ -54,7 +54,8 @@ def frames(stream: Stream) -> bytes:
 
 
 def encoded(value: Any) -> bytes:
-    return json.dumps(value).encode()
+    """Return a value as JSON, what is deep as deep as the parser takes it."""
+    return json.dumps(value).encode().replace(b'"deep"', b"[" * 1_000 + b"]" * 1_000)
 
 
 @dataclass(frozen=True)
@@ -281,6 +282,7 @@ JUNK: tuple[Callable[[], Any], ...] = (
     lambda: {"error": {"message": "no", "code": 503}},
     lambda: deep(40),
     lambda: deep(400),
+    lambda: "deep",
 )
 
 
