@@ -173,7 +173,7 @@ class Runs:
         """Return one committed step of a run, counted from 1; None if there is no such one."""
         log = f"{self._keys.run(run_id)}:log"
         stored = await self._connection.execute("HGET", log, number - 1)
-        return load_log({str(number): stored})[0].result if stored else None
+        return load_log({str(number): stored})[0].priced_result if stored else None
 
     async def as_before(self, run: StoredRun, step: int) -> StoredRun:
         """Return a run with the agent whose step `step` (from 0) was, and the limits of now.

@@ -52,7 +52,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(response_cache, "KEEP_SECONDS", 60.0)
 
 
-def spent(_model: str, usage: UsageStats) -> float:
+def spent(_model: str, usage: UsageStats, *_: str) -> float:
     return usage.total_tokens / 1000
 
 

@@ -46,8 +46,9 @@ def test_runs_that_are_taken_up_again_make_no_negative_rate() -> None:
     assert pace.eta_seconds(5) is None
 
 
-def batch(**counts: int) -> BatchProgress:
-    return BatchProgress(batch_id="b", created=datetime.now(UTC), sealed=True, total=100, **counts)
+def batch(counts: dict[str, int]) -> BatchProgress:
+    known = {"batch_id": "b", "created": datetime.now(UTC), "sealed": True, "total": 100}
+    return BatchProgress.model_validate({**known, **counts})
 
 
 PACE = Pace().with_sample(Sample(100.0, 0, 0)).with_sample(Sample(110.0, 20, 50))
@@ -67,8 +68,8 @@ PACE = Pace().with_sample(Sample(100.0, 0, 0)).with_sample(Sample(110.0, 20, 50)
 def test_runs_that_people_hold_have_no_end_that_is_known(
     counts: dict[str, int], asks: AskCount, eta: str
 ) -> None:
-    assert eta in progress_line(batch(**counts), PACE, asks)
+    assert eta in progress_line(batch(counts), PACE, asks)
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(picture(batch(**counts), PACE, 1.0, (), asks))
+        console.print(picture(batch(counts), PACE, 1.0, (), asks))
     assert eta.partition(",")[0] in captured.get()
