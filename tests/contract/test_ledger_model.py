@@ -5,14 +5,17 @@ that middleware refuses, releases, cancels, workers that are lost or stall, and 
 """
 
 import asyncio
+import inspect
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import partial
+from textwrap import dedent
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.protocol.mutations import Mutation, texts_with
 from support.runs.opened_runs import lease_runs_out
 from support.runs.scripted_steps import Crash, Hands, call, say
 from support.runs.stored_runs import Bench, bench
@@ -21,6 +24,7 @@ from support.servers.redis_servers import RedisServer
 from stepfleet.orchestrator import (
     LLM,
     Agent,
+    CallState,
     LLMResponse,
     Middleware,
     ModelErrorCode,
@@ -31,8 +35,11 @@ from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError, RateLim
 from stepfleet.orchestrator.limits.budgets import NOTHING
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.admission.calls import basing
 from stepfleet.orchestrator.store.model_calls.ledger import EPOCH, Ledger
+from stepfleet.worker import step
+from stepfleet.worker.attempt import made_calls
 from stepfleet.worker.models import Models
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
@@ -132,7 +139,8 @@ class Scene:
             self.plans.clear()
             await self.step()
             self.is_paid = True
-        return say("fine") if what == "answers" else call(("look", {"what": "it"}))
+        answer = say("fine") if what == "answers" else call(("look", {"what": "it"}))
+        return answer.model_copy(update={"model": name})
 
     async def step(self, crash_at: str = "") -> None:
         """Let a worker do the run's step; one that dies with it is found lost."""
@@ -182,8 +190,8 @@ class Scene:
         last = await self.desk.stored(self.run_id)
         assert last.state.status.is_terminal
         steps = await self.admitting()
-        for step in range(last.step + 1):
-            await steps.claim(StepHint(self.run_id, step), self.desk.token())
+        for number in range(last.step + 1):
+            await steps.claim(StepHint(self.run_id, number), self.desk.token())
         await self.settled()
 
     async def settled(self) -> None:
@@ -197,12 +205,17 @@ class Scene:
         ledger = Ledger(self.desk.opened.connection, self.desk.opened.keys)
         today = await ledger.today()
         sums: Counter[tuple[str, str, str]] = Counter()
+        answered: Counter[str] = Counter()
         async for row in ledger.rows(today, today):
             sums[row.state, row.agent, row.model] += row.sums.calls
+            if row.state == CallState.COMMITTED:
+                answered[row.model] += row.sums.calls
         assert min(sums.values(), default=0) >= 0
         made = sums.total()
         assert made == self.maybe_paid + self.without_call, "each call that was seen, once"
         uses = {one.name: one for one in await self.gates[0].settings.use()}
+        for model, name in (("a", FIRST), ("b", SECOND)):
+            assert uses[name].budgets[0].spent >= answered[model], "under its own limits"
         [budget] = uses[TENANT].budgets
         assert budget.reserved == 0
         assert budget.spent >= made
@@ -283,3 +296,106 @@ def search(url: str, examples: int, phases: list[Phase]) -> None:
 def test_what_providers_saw_is_committed_lost_or_ambiguous(redis_server: RedisServer) -> None:
     """COST-09"""
     search(redis_server.url, 60, [Phase.generate, Phase.shrink])
+
+
+def changed(function: Any, old: str, new: str) -> Any:
+    """Return a copy of a function of the worker with a bug."""
+    text = dedent(inspect.getsource(function))
+    assert text.count(old) >= 1, "the code has changed: so does the seeded bug"
+    scope = {**function.__globals__}
+    exec(compile(text.replace(old, new), "seeded", "exec"), scope)  # noqa: S102 - our own text
+    return scope[function.__name__]
+
+
+IN_SCRIPTS = {
+    "later entries replace earlier ones": Mutation(
+        "common", "local n = 1 + number(string.match(texts or '', '^%d+'))", "local n = 1"
+    ),
+    "a repeated charge is charged again": Mutation(
+        "admit", "  if ends.is_done(op) then return 'done' end\n", ""
+    ),
+    "a lost call is charged with each repetition": Mutation(
+        "admit", " and not ends.is_done(op) then", " then"
+    ),
+    "a repeated settlement ends a newer grant": Mutation(
+        "admit", "if held and op.key and held.key and held.key ~= op.key then", "if false then"
+    ),
+    "another model is called under the first one's grant": Mutation(
+        "admit",
+        "if held and held.step == op.step and held.of == op.of then return end",
+        "do return end",
+    ),
+    "a worker that is lost is no call": Mutation(
+        "common", "== 0 and 'true' or 'false'", "== 0 and 'false' or 'false'"
+    ),
+    "a late answer is entered beside its loss": Mutation(
+        "common", "  if before then account(batch, entry, before, -1) end\n", ""
+    ),
+}
+IN_CODE: dict[str, tuple[Any, str, str, str]] = {
+    "failed calls are entered at the end alone": (
+        made_calls,
+        "enter_failed",
+        "if losses := of_failed_calls(",
+        "return\n    if losses := of_failed_calls(",
+    ),
+    "answers that nobody used are forgotten": (
+        step,
+        "in_vain",
+        "calls += [_in_vain(",
+        "() and [_in_vain(",
+    ),
+    "a second answer is forgotten": (
+        made_calls,
+        "_others",
+        "for one in answers]",
+        "for one in ()]",
+    ),
+    "a refused step has spent nothing": (
+        AdmittedSteps,
+        "_ending",
+        "[settling(hint, Amounts(), spent,",
+        "[settling(hint, Amounts(), NOTHING,",
+    ),
+    "entered calls are not spent": (
+        AdmittedSteps,
+        "journal",
+        "if spent != NOTHING else []",
+        "if False else []",
+    ),
+    "what may be under way is given back with a cancelled run": (
+        AdmittedSteps,
+        "_unused",
+        "if crashes > grant.crashes:",
+        "if False:",
+    ),
+    "a released step spends nothing": (
+        AdmittedSteps,
+        "_released",
+        "[charging(used.names, None, spent)] if",
+        "[] if",
+    ),
+}
+EXAMPLES = 400
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", IN_SCRIPTS)
+def test_the_ledger_model_finds_bugs_of_scripts(
+    name: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lua, "source", texts_with(IN_SCRIPTS[name]).__getitem__)
+    monkeypatch.setattr(lua, "digest", lua.digest.__wrapped__)
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        search(redis_server.url, EXAMPLES, [Phase.generate])
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("name", IN_CODE)
+def test_the_ledger_model_finds_bugs_of_workers(
+    name: str, redis_server: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where, function, old, new = IN_CODE[name]
+    monkeypatch.setattr(where, function, changed(getattr(where, function), old, new))
+    with pytest.raises((AssertionError, ExceptionGroup)):
+        search(redis_server.url, EXAMPLES, [Phase.generate])

@@ -189,14 +189,6 @@ class AdmittedSteps:
         """
         gate = self._gate
         used = gate.held.get(claim.run_id)
-        if response is not None and used is not None:
-            made = 0 if response.cache is not None and response.cache.hit else 1
-            usage = (response.usage or UsageStats()).model_copy(update={"llm_calls": made})
-            paid = None
-            if gate.has_budgets:
-                memory = None if used.has_summary else response.remembered or remembered
-                paid = spent_by_answer(entries.price, memory)
-            gate.end_later(claim.hint, TOOL_SECONDS, self._settling(claim, used, usage, paid))
         held = await self._store.journal(
             claim,
             seconds,
@@ -206,10 +198,31 @@ class AdmittedSteps:
             remembered=remembered,
             entries=entries,
         )
-        if entries.failed and gate.has_budgets and used is not None and held.ours:
-            spent = spent_in_vain(entries.failed, used.spending)
-            gate.end([charging(used.names, None, spent)] if spent != NOTHING else [])
+        if used is not None and held.ours:
+            if response is not None:
+                ends = self._answered(claim, used, response, remembered, entries)
+                gate.end_later(claim.hint, TOOL_SECONDS, ends)
+            if entries.failed and gate.has_budgets:
+                spent = spent_in_vain(entries.failed, used.spending)
+                gate.end([charging(used.names, None, spent)] if spent != NOTHING else [])
         return held
+
+    def _answered(
+        self,
+        claim: Claim,
+        used: UsedGrant,
+        response: LLMResponse,
+        remembered: Remembered | None,
+        entries: CallEntries,
+    ) -> list[Operation]:
+        """Return what settles a call whose answer is journaled."""
+        made = 0 if response.cache is not None and response.cache.hit else 1
+        usage = (response.usage or UsageStats()).model_copy(update={"llm_calls": made})
+        paid = None
+        if self._gate.has_budgets:
+            memory = None if used.has_summary else response.remembered or remembered
+            paid = spent_by_answer(entries.price, memory)
+        return self._settling(claim, used, usage, paid)
 
     async def admit(self, lease: Lease, model: str) -> None:
         """Have a step call `model` under the limits of that one: a fallback, or for a summary.
@@ -275,7 +288,9 @@ class AdmittedSteps:
             verdict = replace(verdict, delay=0.0)
         publish = following is None
         done = await self._store.commit(claim, verdict, events, publish=publish)
-        if done.wanted or not done.applied:
+        if not done.applied:
+            if not done.wanted:  # whoever has the step now has charged this call
+                gate.forget(claim.hint)
             return done
         if verdict.move is Move.RELEASE:
             gate.end(self._released(claim, verdict))
