@@ -17,7 +17,7 @@ from stepfleet.orchestrator.store import lua
 MUTATIONS = {
     "create makes a run twice": Mutation(
         "create",
-        "  return redis.call('HGET', run_key, 'made') == a.made and 'created' or 'exists'\n",
+        "  if known[1] == a.made then return 'created' end\n",
         "",
     ),
     "claim does not read what is asked of a batch": Mutation(

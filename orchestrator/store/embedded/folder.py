@@ -251,6 +251,8 @@ def render_config(root: Path, log: Path, address: Address) -> str:
         "save": '""',
         "maxmemory-policy": "noeviction",
         "stream-node-max-bytes": "1024",
+        "hash-max-listpack-value": "256",
+        "hash-max-listpack-entries": "128",
     }
     lines = [f"{name} {value}" for name, value in settings.items()]
     lines += [f'rename-command {command} ""' for command in _DISABLED]

@@ -1,11 +1,13 @@
 """Runs whose records are packed: what they take in Redis, and that they are read as plain ones."""
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from support.runs.packed_records import as_version_1, hidden
-from support.runs.stored_runs import Bench, answered, called, plain_agent
+from support.runs.stored_runs import Bench, answered, bench, called, plain_agent
+from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.errors import SerializationError
@@ -51,6 +53,50 @@ async def test_an_ended_run_takes_a_third_of_what_plain_records_take(
     before = await taken(desk, run_id)
     await desk.opened.connection.execute(*setting, 4096)
     assert now <= before / 3, f"{now} bytes, plain ones {before}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "most"),
+    [
+        ({}, 8_000),
+        (
+            {
+                "stream-node-max-bytes": 1024,
+                "hash-max-listpack-value": 256,
+                "hash-max-listpack-entries": 128,
+            },
+            6_000,
+        ),
+    ],
+)
+async def test_an_ended_run_keeps_no_room_to_grow(
+    own_redis: Callable[..., RedisServer], settings: dict[str, int], most: int
+) -> None:
+    """By Redis's own settings, and by those of the private server."""
+    server = own_redis()
+    async with bench(server.url, plain_agent()) as desk:
+        for name, value in settings.items():
+            await desk.opened.connection.execute("CONFIG", "SET", name, value)
+        run_id = await desk.create()
+        await drive(desk, run_id, 4, ends=False)
+        before = await desk.header(run_id)
+        events = await desk.opened.connection.execute(
+            "XLEN", f"{desk.opened.keys.run(run_id)}:events"
+        )
+        await drive(desk, run_id, 5)
+        assert await taken(desk, run_id) <= most
+        after = await desk.header(run_id)
+        assert before.keys() - after.keys() == set()
+        assert (after["batch"], after["created"]) == (before["batch"], before["created"])
+        told = await desk.opened.connection.execute(
+            "XLEN", f"{desk.opened.keys.run(run_id)}:events"
+        )
+        assert told > events
+        keys = await desk.opened.connection.execute("KEYS", "*:spare*")
+        assert keys == []
+        left = await desk.opened.connection.execute("PTTL", desk.opened.keys.run(run_id))
+        assert left > 0
+        await desk.stored(run_id)
 
 
 async def test_what_scripts_look_into_stays_plain(desk: Bench) -> None:
