@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import Any
 
 _REGION = re.compile(r"[a-z]{2,6}(?:-[a-z]{2,12}){1,3}-\d{1,2}")
+_OPENAI_IDS = "[!-~]{1,40}"
 _DOMAINS = {"cn": "amazonaws.com.cn", "eusc": "amazonaws.eu"}
 """Domains of AWS where they are not its usual one, by the first word of a region."""
 
@@ -39,7 +40,10 @@ class Service:
     name a region, `url` is that of the region; calls to the provider are then signed with AWS's
     credentials, unless a key is set. `reasoning` is the field of an answer in chat completions
     whose value the service wants back with the answer. `token_variables`, where no key is set,
-    name a bearer token, and the function that returns one.
+    name a bearer token, and the function that returns one. `fields` has fields of chat completions
+    that it refuses, each with its own word for it or "". `names_authors`: its messages may have the
+    field `name`. `call_ids` is the pattern of the ids of calls that it takes, where that is narrower
+    than its protocol's.
     """
 
     api: Api
@@ -55,6 +59,9 @@ class Service:
     region_variables: tuple[str, ...] = ()
     reasoning: str = ""
     token_variables: tuple[str, str] | None = None
+    fields: tuple[tuple[str, str], ...] = ()
+    names_authors: bool = True
+    call_ids: str = ""
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
@@ -92,10 +99,21 @@ class Service:
         return bool(known) and base.startswith("https:")
 
 
-def _compatible(url: str, variable: str, key: str = "", reasoning: str = "") -> Service:
+def _compatible(url: str, variable: str, key: str = "", **fields: Any) -> Service:
     """Return a service of OpenAI's protocol."""
     keys = (key,) if key else ()
-    return Service(Api.CHAT, url, (variable,), keys, needs_key=bool(key), reasoning=reasoning)
+    return Service(Api.CHAT, url, (variable,), keys, needs_key=bool(key), **fields)
+
+
+def service_at(host: str, called: Service) -> Service:
+    """Return the service that an agent reaches at `host`, whatever the name it calls it by.
+
+    Only services of chat completions are called by other names; an unknown host has `called`.
+    """
+    if called.api is not Api.CHAT:
+        return called
+    known = (one for one in SERVICES.values() if one.api is Api.CHAT and f"//{host}/" in one.url)
+    return next(known, called)
 
 
 def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
@@ -169,6 +187,7 @@ SERVICES: Mapping[str, Service] = {
         ("OPENAI_BASE_URL",),
         ("OPENAI_API_KEY",),
         r"(?:[^.]+\.)?api\.openai\.com",
+        call_ids=_OPENAI_IDS,
     ),
     "openai-responses": Service(
         Api.RESPONSES,
@@ -217,6 +236,7 @@ SERVICES: Mapping[str, Service] = {
         key_form="{}",
         version_variable="OPENAI_API_VERSION",
         token_variables=("AZURE_OPENAI_AD_TOKEN", "AZURE_OPENAI_AD_TOKEN_PROVIDER"),
+        call_ids=_OPENAI_IDS,
     ),
     "compatible": Service(Api.CHAT, url_variables=("COMPATIBLE_BASE_URL",), needs_key=False),
     "deepseek": _compatible(
@@ -225,10 +245,20 @@ SERVICES: Mapping[str, Service] = {
         "DEEPSEEK_API_KEY",
         reasoning="reasoning_content",
     ),
-    "groq": _compatible("https://api.groq.com/openai/v1", "GROQ_BASE_URL", "GROQ_API_KEY"),
+    "groq": _compatible(
+        "https://api.groq.com/openai/v1", "GROQ_BASE_URL", "GROQ_API_KEY", names_authors=False
+    ),
     "litellm": _compatible("http://localhost:4000/v1", "LITELLM_BASE_URL"),
     "llamacpp": _compatible("http://localhost:8080/v1", "LLAMACPP_BASE_URL"),
-    "mistral": _compatible("https://api.mistral.ai/v1", "MISTRAL_BASE_URL", "MISTRAL_API_KEY"),
+    "mistral": _compatible(
+        "https://api.mistral.ai/v1",
+        "MISTRAL_BASE_URL",
+        "MISTRAL_API_KEY",
+        lacks=("reasoning_budget", "service_tier"),
+        fields=(("seed", "random_seed"), ("stream_options", "")),
+        names_authors=False,
+        call_ids="[A-Za-z0-9]{9}",
+    ),
     "ollama": _compatible("http://localhost:11434/v1", "OLLAMA_BASE_URL"),
     "openrouter": _compatible(
         "https://openrouter.ai/api/v1",

@@ -166,17 +166,16 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def _use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    # The service takes only some characters in an id, and other providers' ids have more.
     return {
         "type": "tool_use",
-        "id": safe_name(call_id),
+        "id": call_id,
         "name": safe_name(name) or NO_NAME,
         "input": arguments,
     }
 
 
 def _result(call_id: str, content: Content, *, status: str | None) -> dict[str, Any]:
-    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": safe_name(call_id)}
+    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": call_id}
     if parts := list(_parts(content)):
         result["content"] = content if isinstance(content, str) else parts
     return result | {"is_error": True} if status == "error" else result
