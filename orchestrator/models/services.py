@@ -42,8 +42,8 @@ class Service:
     whose value the service wants back with the answer. `token_variables`, where no key is set,
     name a bearer token, and the function that returns one. `fields` has fields of chat completions
     that it refuses, each with its own word for it or "". `names_authors`: its messages may have the
-    field `name`. `call_ids` is the pattern of the ids of calls that it takes, where that is narrower
-    than its protocol's.
+    field `name`. `call_ids` is the pattern of the ids of calls that it takes, where its protocol
+    takes more.
     """
 
     api: Api

@@ -21,11 +21,26 @@ def with_sent_ids(messages: tuple[Message, ...], fits: re.Pattern[str]) -> tuple
     A result belongs to the newest call before it that has its id; to one after the other, where
     calls of one answer share it. Messages that need no change are the same objects.
     """
+    if _may_stay(messages, fits):
+        return messages
     ids = _SentIds(fits)
-    sent = tuple(map(ids.of, messages))
-    return (
-        sent if any(new is not old for new, old in zip(sent, messages, strict=True)) else messages
-    )
+    return tuple(map(ids.of, messages))
+
+
+def _may_stay(messages: tuple[Message, ...], fits: re.Pattern[str]) -> bool:
+    """Return whether all ids of calls fit, each of one call: nearly always, and at every step."""
+    used: set[str | None] = {None}
+    for message in messages:
+        for call in message.tool_calls:
+            if call.id in used or not fits.fullmatch(call.id):
+                return False
+            used.add(call.id)
+        if message.tool_call_id not in used:
+            return False
+        content = message.content
+        if isinstance(content, list) and any(CALL in one or RESULT in one for one in content):
+            return False
+    return True
 
 
 class _SentIds:

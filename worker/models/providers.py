@@ -31,7 +31,7 @@ from stepfleet.worker.models.http_model import RESPONSE_LIMIT, Format, HttpModel
 from stepfleet.worker.models.openai.chat import (
     AZURE_CHAT_COMPLETIONS,
     CHAT_COMPLETIONS,
-    with_reasoning_sent_back,
+    chat_of,
 )
 from stepfleet.worker.models.responses.responses import RESPONSES
 
@@ -204,8 +204,8 @@ def service_model(name: str, connections: Connections, **options: Any) -> HttpMo
     """Return the models of the service `name`; `options` are those of `HttpModel`."""
     service = SERVICES[name]
     form = FORMATS[service.api]
-    if service.reasoning:
-        form = with_reasoning_sent_back(form, service.reasoning)
+    if service.api in (Api.CHAT, Api.AZURE):
+        form = chat_of(form, name, service.reasoning)
     return HttpModel(service, form, connections, **options)
 
 

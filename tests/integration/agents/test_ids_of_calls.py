@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 
 import pytest
 from support.runs.scripted_steps import Hands
@@ -102,5 +103,5 @@ async def test_what_a_service_got_once_it_gets_again_in_every_later_request(
     server.follow({"hello": (*turns, Reply("Done."))})
     await played(redis_url, Agent("looker", model="mistral:m", tools=[look]))
     said = [one.body["messages"] for one in server.requests]
-    for earlier, later in zip(said, said[1:], strict=False):
+    for earlier, later in pairwise(said):
         assert later[: len(earlier)] == earlier

@@ -13,6 +13,7 @@ from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import malformed, reasoning_block, shown_reasoning
+from stepfleet.worker.models.openai.sent_back import kept_of, model_at
 from stepfleet.worker.models.openai.stream import REASONING_DETAILS, REASONING_FIELDS
 
 _LONGEST_NAME = 512
@@ -36,12 +37,12 @@ _REASONS = {
 
 
 def parse_completion(
-    payload: dict[str, Any], default_model: str, reasoning: str = ""
+    payload: dict[str, Any], default_model: str, reasoning: str = "", service: str = ""
 ) -> LLMResponse:
     """Return the first choice of a completion as the fleet's answer.
 
     `default_model` names the model when the payload does not; `reasoning` the field that its
-    service wants back.
+    `service` wants back.
     """
     choice = _first_choice(payload)
     message = choice.get("message")
@@ -60,7 +61,10 @@ def parse_completion(
         usage=usage_of(payload.get("usage")),
         model=model if _is_name(model) else default_model,
         finish_reason=reason,
-        reasoning=_sent_back(message, reasoning) if reasoning else (),
+        reasoning=(
+            *(_sent_back(message, reasoning) if reasoning else ()),
+            *kept_of(message, model_at(service, default_model)),
+        ),
         reasoning_text=shown_reasoning(_reasoning(message)),
         raw=payload,
     )

@@ -12,11 +12,12 @@ import orjson
 
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.bodies import malformed, parse_event
+from stepfleet.worker.models.openai.sent_back import THOUGHTS, add_extra
 
 _DONE = b"[DONE]"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 REASONING_DETAILS = "reasoning_details"
-_TEXTS = ("text", "summary", "data")
+_TEXTS = ("text", "summary", "data", "thinking")
 _LONGEST_NAME = 1024
 """Characters of a name that are kept: more than a valid one has, so that it stays invalid."""
 
@@ -31,6 +32,8 @@ class _Call:
     size: int = 0
     is_whole: bool = False
     """Whether its arguments look like a whole object."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What its service must get back with it."""
 
     def add_name(self, piece: str) -> None:
         if piece.startswith(self.name):  # the first, the whole one again, or the name so far
@@ -49,7 +52,7 @@ class _Call:
     def payload(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": "".join(self.pieces)}
         named = {} if self.id is None else {"id": self.id}
-        return {"type": "function", "function": function, **named}
+        return {"type": "function", "function": function, **named, **self.extra}
 
 
 class StreamedCalls:
@@ -92,6 +95,7 @@ class StreamedCalls:
         if isinstance(arguments, str):
             call.add_arguments(arguments)
         self.size += call.size - before
+        add_extra(call.extra, delta)
 
     def _place(self, delta: dict[str, Any], *, starts: bool) -> tuple[int, int]:
         """Return where the call of a piece stands: its index, and which of those that share it."""
@@ -128,7 +132,7 @@ class StreamedDetails:
             return
         place = (piece.get("type"), piece.get("index"))
         last = self._items[-1][0] if self._items else {}
-        if not last or place != (last.get("type"), last.get("index")):
+        if not last or place != (last.get("type"), last.get("index")) or _is_whole(last):
             if len(self._items) > MOST_CALLS:
                 return
             self._items.append(({}, {}))
@@ -163,6 +167,8 @@ class StreamedCompletion:
         self._refusal: list[str] = []
         self._reasoning: dict[str, list[str]] = {}
         self._details = StreamedDetails()
+        self._thoughts = StreamedDetails()
+        self._extra: dict[str, Any] = {}
         self._calls = StreamedCalls()
         self._finish_reason: str | None = None
 
@@ -202,6 +208,9 @@ class StreamedCompletion:
         message |= {field: "".join(pieces) for field, pieces in self._reasoning.items()}
         if details := self._details.all():
             message[REASONING_DETAILS] = details
+        if thoughts := self._thoughts.all():
+            message[THOUGHTS] = thoughts
+        message |= self._extra
         if self._calls:
             message["tool_calls"] = self._calls.all()
         choice = {"index": 0, "message": message, "finish_reason": self._finish_reason}
@@ -223,11 +232,21 @@ class StreamedCompletion:
                 self._text += len(thought)
         for one in _as_list(delta.get(REASONING_DETAILS)):
             self._details.add(one)
+        for one in _as_list(delta.get(THOUGHTS)):
+            self._thoughts.add(one)
+        add_extra(self._extra, delta)
         piece = _text(delta.get("content"))
         self._text += len(piece)
         if piece:
             self._content.append(piece)
         return piece
+
+
+def _is_whole(item: dict[str, Any]) -> bool:
+    """Return whether an item without an index is over: pieces of the next one look like its own."""
+    if item.get("index") is not None:
+        return False
+    return bool(item.get("signature")) or item.get("type") == "redacted_thinking"
 
 
 def _as_list(value: Any) -> list[Any]:
