@@ -254,7 +254,6 @@ SERVICES: Mapping[str, Service] = {
         "https://api.mistral.ai/v1",
         "MISTRAL_BASE_URL",
         "MISTRAL_API_KEY",
-        lacks=("reasoning_budget", "service_tier"),
         fields=(("seed", "random_seed"), ("stream_options", "")),
         names_authors=False,
         call_ids="[A-Za-z0-9]{9}",
