@@ -8,9 +8,14 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from importlib import metadata
 from typing import Any
 
 _REGION = re.compile(r"[a-z]{2,6}(?:-[a-z]{2,12}){1,3}-\d{1,2}")
+ENTRY_POINTS = "stepfleet.models"
+"""Packages add providers by entry points of this group: `name = "package:factory"`."""
+_OWN = "custom"
 _OPENAI_IDS = "[!-~]{1,40}"
 _DOMAINS = {"cn": "amazonaws.com.cn", "eusc": "amazonaws.eu"}
 """Domains of AWS where they are not its usual one, by the first word of a region."""
@@ -119,7 +124,8 @@ def service_at(host: str, called: Service) -> Service:
 def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
     """Return why no call of `model` can be made with these settings; None where one can.
 
-    `settings` are those that are set. Prefixes that are none of `SERVICES` belong to packages.
+    `settings` are those that are set. Prefixes that are none of `SERVICES` belong to packages,
+    which must be installed here too.
     """
     prefix, _, name = model.partition(":")
     if not prefix or not name:
@@ -128,9 +134,7 @@ def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
         return f"{model[:60]!r}: write at most {LONGEST_MODEL} characters, all of them printable"
     service = SERVICES.get(prefix)
     if service is None:
-        near = difflib.get_close_matches(prefix, SERVICES, 1)
-        unknown = f"{model!r}: there is no provider {prefix!r}; did you mean"
-        return f"{unknown} {near[0]!r}?" if near else None
+        return None if _is_of_a_package(prefix) else _unknown(model, prefix)
     lacking = [name for name in service.lacks if name in settings]
     if lacking:
         return (
@@ -145,6 +149,23 @@ def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
     return None
 
 
+@lru_cache(maxsize=256)
+def _is_of_a_package(prefix: str) -> bool:
+    """Return whether models of this prefix are an agent's own, or of an installed package."""
+    return prefix == _OWN or bool(metadata.entry_points(group=ENTRY_POINTS, name=prefix))
+
+
+def _unknown(model: str, prefix: str) -> str:
+    unknown = f"{model!r}: there is no provider {prefix!r}"
+    if near := difflib.get_close_matches(prefix, SERVICES, 1):
+        return f"{unknown}; did you mean {near[0]!r}?"
+    return (
+        f"{unknown} (known: {', '.join(sorted(SERVICES))}); write 'compatible:' and "
+        "settings.base_url for a service that is compatible with OpenAI's, or install the package "
+        f"that has it here and on the workers (its entry point is in {ENTRY_POINTS!r})"
+    )
+
+
 LONGEST_MODEL = 500
 MOST_MODELS = 8
 _OF_ONE_SERVICE = ("base_url", "api_key_env", "organization")
@@ -157,7 +178,7 @@ def problem_of_list(models: tuple[str, ...], settings: Mapping[str, Any]) -> str
         return f"{twice[0]!r} is in the list twice; name each model once"
     if len(models) > MOST_MODELS:
         return f"the list has {len(models)} models; name {MOST_MODELS} at most"
-    own = [one for one in models if one.startswith("custom:")]
+    own = [one for one in models if one.startswith(f"{_OWN}:")]
     if own and len(models) > 1:
         return f"{own[0]!r}: a list has models by name; write 'provider:name'"
     providers = sorted({one.partition(":")[0] for one in models})

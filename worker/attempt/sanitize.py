@@ -24,6 +24,7 @@ _LENGTH = 9
 def storable(response: LLMResponse) -> LLMResponse:
     """Return the answer with valid Unicode only: the same object where nothing is wrong with it.
 
+    No text at all is an empty one.
     Of calls there are no more than a step executes; an error answers the surplus. Counts of
     tokens that cannot be are none.
     A call that is not valid is not mended but answered with an error: its tool must not run with
@@ -32,7 +33,8 @@ def storable(response: LLMResponse) -> LLMResponse:
     changes: dict[str, Any] = {}
     for name in ("content", "model", "reasoning_text", "request_id"):
         given = getattr(response, name)
-        if isinstance(given, str) and (text := well_formed(given)) is not given:
+        text = well_formed(given or "")
+        if text != given:
             changes[name] = text
     usage = bounded_usage(response.usage)
     if usage is not response.usage:

@@ -19,7 +19,7 @@ from stepfleet.orchestrator.errors import (
 )
 from stepfleet.orchestrator.models.endpoint import ModelSetupError
 from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.models.services import SERVICES, Api
+from stepfleet.orchestrator.models.services import ENTRY_POINTS, SERVICES, Api
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.worker.attempt.sanitize import storable
@@ -34,9 +34,6 @@ from stepfleet.worker.models.openai.chat import (
     chat_of,
 )
 from stepfleet.worker.models.responses.responses import RESPONSES
-
-ENTRY_POINTS = "stepfleet.models"
-"""Packages add providers by entry points of this group: `name = "package:factory"`."""
 
 ProviderFactory = Callable[[], LLM]
 FORMATS: Mapping[Api, Format] = {

@@ -15,6 +15,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError, RateLimitError
 from stepfleet.orchestrator.models.endpoint import ModelSetupError
+from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.http_model import HttpModel
 
@@ -147,6 +148,20 @@ async def test_foreign_errors_become_permanent_model_errors() -> None:
     with pytest.raises(ModelError, match="Scripted failed: KeyError") as raised:
         await generate(Scripted(KeyError("x")))
     assert not raised.value.retryable
+
+
+@pytest.mark.parametrize("error", [KeyError("x"), ModelError("x")])
+async def test_a_failure_of_an_own_model_has_a_code_that_names_no_provider(
+    error: Exception,
+) -> None:
+    with pytest.raises(ModelError) as raised:
+        await generate(Scripted(error))
+    assert raised.value.code == ModelErrorCode.OTHER == "MODEL_ERROR"
+
+
+async def test_no_content_at_all_is_an_empty_text() -> None:
+    given = LLMResponse.model_construct(content=None, model="m")
+    assert (await generate(Scripted(given))).content == ""
 
 
 async def test_an_answer_of_the_wrong_type_is_a_model_error() -> None:
