@@ -6,13 +6,16 @@ otherwise.
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.servers.foreign import environment, free_port, serving
+from support.servers.signing_gemini import signing_gemini
 
 from stepfleet.orchestrator import (
     FinishReason,
+    LLMResponse,
     Message,
     ModelErrorCode,
     ModelRequest,
@@ -21,6 +24,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
 from stepfleet.orchestrator.models.services import environment_of
+from stepfleet.orchestrator.records.responses import ReasoningEffort
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
 
@@ -36,6 +40,10 @@ model_list:
     litellm_params: {{model: openai/tiny, api_key: none, api_base: {root}/v1}}
   - model_name: anthropic
     litellm_params: {{model: anthropic/claude-tiny, api_key: none, api_base: {root}}}
+  - model_name: thinking
+    litellm_params: {{model: anthropic/claude-sonnet-4-5, api_key: none, api_base: {root}}}
+  - model_name: gemini
+    litellm_params: {{model: gemini/gemini-3-pro-preview, api_key: none, api_base: {gemini}}}
 router_settings: {{num_retries: 0, disable_cooldowns: true}}
 """
 ALONE = {
@@ -64,10 +72,18 @@ def behind() -> Iterator[ModelServer]:
 
 
 @pytest.fixture(scope="module")
-def address(behind: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def gemini() -> Iterator[str]:
+    with signing_gemini() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def address(
+    behind: ModelServer, gemini: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     folder, port = tmp_path_factory.mktemp("litellm"), free_port()
     root = behind.url.removesuffix("/v1")
-    (folder / "config.yaml").write_text(CONFIG.format(mock=MOCK, root=root))
+    (folder / "config.yaml").write_text(CONFIG.format(mock=MOCK, root=root, gemini=gemini))
     options = ["--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
     command = [str(environment(PROXY) / "litellm"), *options]
     root = f"http://127.0.0.1:{port}"
@@ -88,9 +104,16 @@ def stream(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def asked(model: str, *messages: Message, stream: bool = False, **fields: Any) -> ModelRequest:
+def asked(
+    model: str,
+    *messages: Message,
+    stream: bool = False,
+    effort: ReasoningEffort | None = None,
+    **fields: Any,
+) -> ModelRequest:
     talk = messages or (Message.system("Be brief."), Message.user("hi"))
-    settings = ModelSettings(stream=stream, max_tokens=100)
+    most = 5000 if effort else 100
+    settings = ModelSettings(stream=stream, max_tokens=most, reasoning_effort=effort)
     return ModelRequest(model=model, messages=talk, settings=settings, **fields)
 
 
@@ -126,6 +149,26 @@ async def test_calls_and_their_results_pass_the_proxy(
     assert (second.content, second.finish_reason) == ("Seen.", FinishReason.STOP)
     assert [one.content for one in behind.requests[-1].answers] == ["one", "two"]
     assert behind.violations[refused:] == ()
+
+
+@pytest.mark.parametrize("model", ["thinking", "gemini"])
+async def test_what_was_thought_goes_back_with_the_calls(
+    model: str, stream: bool, models: Models, behind: ModelServer
+) -> None:
+    """Claude's thinking and Gemini's signatures: the services refuse calls without them."""
+    behind.follow(
+        lambda one: "Seen." if one.answers else replace(TWO_CALLS, reasoning="Let me see.")
+    )
+    named, opening = f"litellm:{model}", Message.user("hi")
+    how: dict[str, Any] = {"stream": stream, "effort": "low", "tools": (LOOK,)}
+    first = await models.generate(asked(named, opening, **how))
+    stored = LLMResponse.from_json(first.to_json())
+    calls = stored.tool_calls or ()
+    assert [call.arguments for call in calls] == [{"at": 1}, {"at": 2}]
+    results = (Message.tool(calls[0], "one"), Message.tool(calls[1], "two"))
+    talk = (opening, Message.assistant(stored.as_content, calls), *results)
+    second = await models.generate(asked(named, *talk, **how))
+    assert second.content == "Seen."
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

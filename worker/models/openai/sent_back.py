@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from stepfleet.orchestrator.records.conversation.messages import Block, Message
+from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
 from stepfleet.worker.models.bodies import reasoning_block, reasoning_of
 
@@ -28,13 +29,11 @@ def model_at(service: str, model: str) -> str:
 
 def kept_of(message: dict[str, Any], by: str) -> tuple[Block, ...]:
     """Return the block of what goes back with an answer; nothing where `by` is no model."""
-    calls = message.get("tool_calls")
-    found = {
-        str(index): kept
-        for index, call in enumerate(calls if isinstance(calls, list) else ())
-        if isinstance(call, dict) and (kept := _of_call(call))
-    }
-    parts = {"message": _of_message(message), "calls": found}
+    given = message.get("tool_calls")
+    listed = given[: MOST_CALLS + 1] if isinstance(given, list) else []
+    calls = [one if isinstance(one, dict) else {} for one in listed]
+    found = {str(at): kept for at, call in enumerate(calls) if (kept := _of_call(call))}
+    parts = {"message": _of_message(message, calls), "calls": found}
     data = {name: part for name, part in parts.items() if part}
     if not data or not by:
         return ()
@@ -84,27 +83,37 @@ def sign_foreign(wires: Iterable[dict[str, Any]]) -> None:
 
 
 def _of_call(call: dict[str, Any]) -> dict[str, Any]:
-    function = call.get("function")
-    inner = function.get(SPECIFIC) if isinstance(function, dict) else None
-    specific = next((one for one in (call.get(SPECIFIC), inner) if isinstance(one, dict)), {})
-    signature, name = specific.get("thought_signature"), call.get("id")
+    name, signature = call.get("id"), _signature(call)
     kept: dict[str, Any] = {}
     if isinstance(extra := call.get(EXTRA), dict) and extra:
         kept[EXTRA] = extra
-    if signature and isinstance(signature, str):
+    if signature:
         kept[SPECIFIC] = {"thought_signature": signature}
-    if isinstance(name, str) and len(name) > _SHORT_ID:
+    if isinstance(name, str) and len(name) > _SHORT_ID and not (signature and signature in name):
         kept["id"] = name
     return kept
 
 
-def _of_message(message: dict[str, Any]) -> dict[str, Any]:
+def _signature(call: dict[str, Any]) -> str:
+    """Return LiteLLM's signature of a call; it may stand in its function."""
+    function = call.get("function")
+    inner = function.get(SPECIFIC) if isinstance(function, dict) else None
+    for fields in (call.get(SPECIFIC), inner):
+        signature = fields.get("thought_signature") if isinstance(fields, dict) else None
+        if isinstance(signature, str) and signature:
+            return signature
+    return ""
+
+
+def _of_message(message: dict[str, Any], calls: list[dict[str, Any]]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     if isinstance(extra := message.get(EXTRA), dict) and extra:
         kept[EXTRA] = extra
     specific = message.get(SPECIFIC)
-    signatures = specific.get("thought_signatures") if isinstance(specific, dict) else None
-    if isinstance(signatures, list) and signatures:
+    given = specific.get("thought_signatures") if isinstance(specific, dict) else None
+    own = {_signature(call) for call in calls}  # LiteLLM lists them once more
+    listed = given if isinstance(given, list) else []
+    if signatures := [one for one in listed if isinstance(one, str) and one not in own]:
         kept[SPECIFIC] = {"thought_signatures": signatures}
     thoughts = message.get(THOUGHTS)
     if isinstance(thoughts, list) and all(isinstance(one, dict) for one in thoughts) and thoughts:

@@ -14,7 +14,13 @@ from stepfleet.worker.models.openai.sent_back import MOST_KEPT
 from stepfleet.worker.models.openai.stream import StreamedCompletion
 
 SIGNED = {"extra_content": {"google": {"thought_signature": "c2ln"}}}
-SPECIFIC = {"provider_specific_fields": {"thought_signature": "c2ln"}}
+
+
+def specific(signature: str) -> dict[str, Any]:
+    return {"provider_specific_fields": {"thought_signature": signature}}
+
+
+SPECIFIC = specific("c2ln")
 TEXTS = {"provider_specific_fields": {"thought_signatures": ["dGV4dA=="]}}
 THOUGHTS = [
     {"type": "thinking", "thinking": "Let me see.", "signature": "c2ln"},
@@ -74,6 +80,19 @@ def test_a_signature_in_the_function_goes_back_with_its_call() -> None:
     given["function"] = {**given["function"], **SPECIFIC}
     answer, *_ = sent_after(whole(given))
     assert answer["tool_calls"] == [call(**SPECIFIC)]
+
+
+def test_a_signature_that_a_server_gives_in_three_places_is_kept_once() -> None:
+    signature = "A" * 3000
+    given = call(f"call_1__thought__{signature}", **specific(signature))
+    listed = {"provider_specific_fields": {"thought_signatures": [signature, 7, {}]}}
+    payload = whole(7, given, **listed)  # type: ignore[arg-type]
+    answer, *_ = sent_after(payload)
+    assert "provider_specific_fields" not in answer
+    assert answer["tool_calls"][1].pop("id") != given.pop("id")
+    assert answer["tool_calls"][1] == given
+    kept = parse_completion(payload, "m", service="litellm").reasoning
+    assert str(kept).count(signature) == 1
 
 
 @pytest.mark.parametrize("fields", [SIGNED, TEXTS, {"thinking_blocks": THOUGHTS}])
