@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator import Message, ToolCall, supports
+from stepfleet.orchestrator import Message, Role, ToolCall, supports
 from stepfleet.worker.models.call_ids import with_sent_ids
 
 MODELS = (
@@ -103,5 +103,5 @@ def test_blocks_of_calls_and_results_have_these_ids_too() -> None:
 
 
 def test_a_result_without_its_call_has_an_id_that_fits() -> None:
-    (lone,) = with_sent_ids((Message(role="tool", content="x", tool_call_id="call 1"),), PLAIN)
+    (lone,) = with_sent_ids((Message(role=Role.TOOL, content="x", tool_call_id="call 1"),), PLAIN)
     assert PLAIN.fullmatch(lone.tool_call_id or "")

@@ -5,7 +5,7 @@ from typing import Any
 import orjson
 import pytest
 
-from stepfleet.orchestrator import Message, ModelRequest, ToolCall, ToolSpec
+from stepfleet.orchestrator import Message, ModelRequest, Role, ToolCall, ToolSpec
 from stepfleet.orchestrator.models.endpoint import endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS, chat_of
@@ -26,9 +26,9 @@ MESSAGES = {
 CALL = ToolCall(id="abcdef012", name="look", arguments={"a": 1})
 TALK = (
     Message.system("Be brief."),
-    Message(role="developer", content="In English."),
-    Message(role="user", content="hi", name="Ann"),
-    Message(role="assistant", content="Looking.", name="Bob", tool_calls=(CALL,)),
+    Message(role=Role.DEVELOPER, content="In English."),
+    Message(role=Role.USER, content="hi", name="Ann"),
+    Message(role=Role.ASSISTANT, content="Looking.", name="Bob", tool_calls=(CALL,)),
     Message.tool(CALL, "seen"),
 )
 SETTINGS = {

@@ -13,7 +13,7 @@ from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS, chat_of
 from stepfleet.worker.models.openai.sent_back import MOST_KEPT
 from stepfleet.worker.models.openai.stream import StreamedCompletion
 
-SIGNED = {"extra_content": {"google": {"thought_signature": "c2ln"}}}
+SIGNED: dict[str, Any] = {"extra_content": {"google": {"thought_signature": "c2ln"}}}
 
 
 def specific(signature: str) -> dict[str, Any]:
