@@ -105,7 +105,7 @@ def _add_reasoning(wires: list[dict[str, Any]], messages: Iterable[Message], fie
     given = (message for message in messages if message.is_assistant())
     for wire, message in zip(answers, given, strict=True):
         for _, data in reasoning_of(message, field):
-            wire.update(data)
+            wire[field] = data.get(field)
 
 
 def _sampling(settings: ModelSettings, *, official: bool) -> dict[str, Any]:

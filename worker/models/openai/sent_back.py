@@ -14,6 +14,7 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain
 from stepfleet.worker.models.bodies import reasoning_block, reasoning_of
 
 EXTRA, SPECIFIC, THOUGHTS = "extra_content", "provider_specific_fields", "thinking_blocks"
+_FIELDS = frozenset({EXTRA, SPECIFIC, THOUGHTS})
 MOST_KEPT = 256 * 1024
 """Bytes of what is kept of one answer."""
 _SHORT_ID = 40
@@ -60,18 +61,27 @@ def give_back(wires: list[dict[str, Any]], messages: Iterable[Message], by: str)
             wire["tool_call_id"] = names.get(wire["tool_call_id"], wire["tool_call_id"])
         if wire["role"] != "assistant":
             continue
-        kept: dict[str, Any] = {}
+        calls: dict[str, Any] = {}
         for _, data in reasoning_of(next(answers), by):
-            wire.update(data.get("message", {}))
-            kept = data.get("calls", {})
+            wire.update(_known(data.get("message")))
+            calls = _object(data.get("calls"))
         for index, call in enumerate(wire.get("tool_calls", ())):
-            own = dict(kept.get(str(index), {}))
-            name = own.pop("id", call["id"])
-            if name not in used:
+            kept = _object(calls.get(str(index)))
+            name = kept.get("id")
+            if isinstance(name, str) and name not in used:
                 names[call["id"]] = name
                 call["id"] = name
-            call.update(own)
+            call.update(_known(kept))
             used.add(call["id"])
+
+
+def _known(given: Any) -> dict[str, Any]:
+    return {name: value for name, value in _object(given).items() if name in _FIELDS}
+
+
+def _object(given: Any) -> dict[str, Any]:
+    """Return an object: a submitted conversation may have anything in its place."""
+    return given if isinstance(given, dict) else {}
 
 
 def sign_foreign(wires: Iterable[dict[str, Any]]) -> None:
