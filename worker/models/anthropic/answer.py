@@ -17,6 +17,7 @@ from stepfleet.worker.models.bodies import (
     shown_reasoning,
     usage_apart,
 )
+from stepfleet.worker.models.sent_back import kept_of, model_at
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 _REASONS = {
@@ -61,7 +62,7 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
         usage=usage_of(payload.get("usage")),
         model=model if isinstance(model, str) and model else default_model,
         finish_reason=known or FinishReason.OTHER,
-        reasoning=tuple(reasoning),
+        reasoning=(*reasoning, *kept_of({}, uses, model_at(PROVIDER, default_model))),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )

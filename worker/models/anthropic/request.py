@@ -22,6 +22,7 @@ from stepfleet.worker.models.bodies import (
     safe_name,
     with_reasoning,
 )
+from stepfleet.worker.models.sent_back import SentBack, model_at
 
 PROVIDER = "anthropic"
 MOST_TOKENS = 16_384
@@ -37,6 +38,7 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     settings = request.settings
     system = [_text(one.text) for one in request.messages if one.is_system() and one.text.strip()]
     messages = alternating_turns((one for one in request.messages if not one.is_system()), _blocks)
+    _give_back(messages, request)
     body: dict[str, Any] = {
         "model": request.model,
         "max_tokens": _most_tokens(settings),
@@ -57,6 +59,15 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     if body.get("thinking", {}).get("type") == "enabled" and _goes_on_without_thinking(messages):
         body["thinking"] = {"type": "disabled"}
     return body | settings.extra_body
+
+
+def _give_back(turns: list[dict[str, Any]], request: ModelRequest) -> None:
+    """Add to calls what a proxy must get back with them."""
+    back = SentBack(request.messages, model_at(PROVIDER, request.model))
+    for turn in turns:
+        for block in turn["content"]:
+            if block.get("type") == "tool_use":
+                block.update(back.fields_of(block["id"]))
 
 
 def _most_tokens(settings: ModelSettings) -> int:

@@ -13,8 +13,8 @@ from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import malformed, reasoning_block, shown_reasoning
-from stepfleet.worker.models.openai.sent_back import kept_of, model_at
 from stepfleet.worker.models.openai.stream import REASONING_DETAILS, REASONING_FIELDS
+from stepfleet.worker.models.sent_back import kept_of, model_at
 
 _LONGEST_NAME = 512
 """Characters of a model's name; it is stored with each step, whatever the server put there."""
@@ -63,7 +63,7 @@ def parse_completion(
         finish_reason=reason,
         reasoning=(
             *(_sent_back(message, reasoning) if reasoning else ()),
-            *kept_of(message, model_at(service, default_model)),
+            *kept_of(message, message.get("tool_calls"), model_at(service, default_model)),
         ),
         reasoning_text=shown_reasoning(_reasoning(message)),
         raw=payload,

@@ -4,7 +4,7 @@ Only roles, text, media and calls are sent; a message's metadata never is.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ from stepfleet.orchestrator.records.conversation.messages import (
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.bodies import NO_NAME, is_strict, json_text, reasoning_of, safe_name
-from stepfleet.worker.models.openai.sent_back import give_back, model_at, sign_foreign
+from stepfleet.worker.models.sent_back import SentBack, fields_of_answer, model_at, sign_foreign
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -90,13 +90,28 @@ def wire_messages(messages: Iterable[Message], *, official: bool) -> list[dict[s
 
 def _adapt(wires: list[dict[str, Any]], request: ModelRequest, to: Dialect) -> None:
     """Change the messages to what the service takes, and add what it gave with its answers."""
-    if any(isinstance(message.content, list) for message in request.messages):
-        give_back(wires, request.messages, model_at(to.service, request.model))
+    if to.service and any(isinstance(message.content, list) for message in request.messages):
+        _give_back(wires, request.messages, model_at(to.service, request.model))
     if to.is_gemini:
         sign_foreign(wires)
     if not to.at.names_authors:
         for wire in wires:
             wire.pop("name", None)
+
+
+def _give_back(wires: list[dict[str, Any]], messages: Sequence[Message], by: str) -> None:
+    """Add to each answer what its model is to get back; an answer is always one message here."""
+    back = SentBack(messages, by)
+    answers = (message for message in messages if message.is_assistant())
+    for wire in wires:
+        if wire["role"] == Role.TOOL:
+            wire["tool_call_id"] = back.id_of(wire["tool_call_id"])
+        if wire["role"] != Role.ASSISTANT:
+            continue
+        wire.update(fields_of_answer(next(answers), by))
+        for call in wire.get("tool_calls", ()):
+            call.update(back.fields_of(call["id"]))
+            call["id"] = back.id_of(call["id"])
 
 
 def _add_reasoning(wires: list[dict[str, Any]], messages: Iterable[Message], field: str) -> None:

@@ -12,7 +12,7 @@ import orjson
 
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.bodies import malformed, parse_event
-from stepfleet.worker.models.openai.sent_back import THOUGHTS, add_extra
+from stepfleet.worker.models.sent_back import THOUGHTS, add_extra
 
 _DONE = b"[DONE]"
 REASONING_FIELDS = ("reasoning_content", "reasoning")

@@ -10,7 +10,8 @@ from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import malformed, parse_event, reasoning_block, shown_reasoning
-from stepfleet.worker.models.responses.request import PROVIDER
+from stepfleet.worker.models.responses.request import PROVIDER, SERVICE
+from stepfleet.worker.models.sent_back import kept_of, model_at
 
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 _DELTAS = {"response.output_text.delta", "response.refusal.delta"}
@@ -42,6 +43,7 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
             case "function_call":
                 calls.append({**item, "id": item.get("call_id")})
     found = parse_tool_calls(calls, new_id=new_call_id)
+    ids = [{"id": one["id"]} for one in calls]  # LiteLLM reads nothing else of a call
     reason = _reason(payload, has_calls=bool(found))
     if refusals and not texts and not found:
         texts, reason = refusals, FinishReason.CONTENT_FILTER
@@ -52,7 +54,7 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
         usage=usage_of(payload.get("usage")),
         model=model if isinstance(model, str) and model else default_model,
         finish_reason=reason,
-        reasoning=tuple(reasoning),
+        reasoning=(*reasoning, *kept_of({}, ids, model_at(SERVICE, default_model))),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )

@@ -8,10 +8,14 @@ import pytest
 from stepfleet.orchestrator import LLMResponse, Message, ModelRequest
 from stepfleet.orchestrator.models.endpoint import endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES
+from stepfleet.worker.models.anthropic.answer import parse_message
+from stepfleet.worker.models.anthropic.request import request_body as messages
 from stepfleet.worker.models.openai.answer import parse_completion
 from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS, chat_of
-from stepfleet.worker.models.openai.sent_back import MOST_KEPT
 from stepfleet.worker.models.openai.stream import StreamedCompletion
+from stepfleet.worker.models.responses.answer import parse_response
+from stepfleet.worker.models.responses.request import request_body as responses
+from stepfleet.worker.models.sent_back import MOST_KEPT
 
 SIGNED: dict[str, Any] = {"extra_content": {"google": {"thought_signature": "c2ln"}}}
 
@@ -64,8 +68,8 @@ def sent_after(
     request = ModelRequest.model_validate({"model": name, "messages": talk, "settings": settings})
     endpoint = endpoint_of(request.settings, {}, SERVICES[service])
     body = chat_of(CHAT_COMPLETIONS, service, "").body(request, endpoint)
-    messages: list[dict[str, Any]] = orjson.loads(body)["messages"]
-    return messages[1:]
+    sent: list[dict[str, Any]] = orjson.loads(body)["messages"]
+    return sent[1:]
 
 
 @pytest.mark.parametrize("kept", [SIGNED, SPECIFIC])
@@ -188,3 +192,35 @@ def test_what_cannot_be_kept_is_left_out_and_loses_no_answer(extra: Any) -> None
     assert answer["tool_calls"] == [call()]
     assert (answer["content"], result["content"]) == ("So.", "seen")
     assert len(parse_completion(payload, "m", service="litellm").to_json()) < 2000
+
+
+LONG = "call_1__thought__" + "A" * 3000
+
+
+def test_a_signature_in_a_long_id_goes_back_in_responses_too() -> None:
+    item = {"type": "function_call", "call_id": LONG, "name": "look", "arguments": "{}"}
+    answer = parse_response({"status": "completed", "output": [item]}, "m")
+    stored = LLMResponse.from_json(answer.to_json())
+    (made,) = stored.tool_calls or ()
+    assert made.id != LONG
+    talk = (Message.assistant(stored.as_content, (made,)), Message.tool(made, "seen"))
+    own, other = (
+        responses(ModelRequest(model=model, messages=talk))["input"] for model in ("m", "other")
+    )
+    assert [one["call_id"] for one in own] == [LONG, LONG]
+    assert [one["call_id"] for one in other] == [made.id, made.id]
+
+
+def test_a_signature_of_a_call_goes_back_in_messages_too() -> None:
+    signed = {"provider_specific_fields": {"signature": "c2ln"}}
+    use = {"type": "tool_use", "id": "call_1", "name": "look", "input": {}}
+    answer = parse_message({"content": [{**use, **signed}]}, "m")
+    stored = LLMResponse.from_json(answer.to_json())
+    (made,) = stored.tool_calls or ()
+    talk = (Message.user("hi"), Message.assistant(stored.as_content, (made,)))
+    own, other = (
+        messages(ModelRequest(model=model, messages=talk))["messages"][1]["content"]
+        for model in ("m", "other")
+    )
+    assert own == [{**use, **signed}]
+    assert other == [use]
