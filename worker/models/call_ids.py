@@ -6,6 +6,7 @@ conversation begins as the one before did, as prompt caches need.
 """
 
 import re
+from collections import Counter
 from typing import Any
 
 from stepfleet.orchestrator.records.conversation.blocks import CALL, RESULT
@@ -49,6 +50,8 @@ class _SentIds:
     def __init__(self, fits: re.Pattern[str]) -> None:
         self._fits = fits
         self._used: set[str] = set()
+        self._tries = Counter[str]()
+        """By id: how many it was replaced by; a conversation may have it at every step."""
         self._open: dict[str, list[str]] = {}
         """By id: what the newest calls with it are sent under, without those answered."""
         self._answer: set[str] = set()
@@ -83,9 +86,10 @@ class _SentIds:
         return block
 
     def _call(self, given: str) -> str:
-        name, tries = given, 0
+        name = given
         while name in self._used or not self._fits.fullmatch(name):
-            name, tries = own_id(given, tries), tries + 1
+            tries = self._tries[given]
+            name, self._tries[given] = own_id(given, tries), tries + 1
         self._used.add(name)
         if given not in self._answer:
             self._answer.add(given)

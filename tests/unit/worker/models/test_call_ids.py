@@ -8,6 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfleet.orchestrator import Message, Role, ToolCall, supports
+from stepfleet.worker.attempt.sanitize import own_id
+from stepfleet.worker.models import call_ids
 from stepfleet.worker.models.call_ids import with_sent_ids
 
 MODELS = (
@@ -105,3 +107,13 @@ def test_blocks_of_calls_and_results_have_these_ids_too() -> None:
 def test_a_result_without_its_call_has_an_id_that_fits() -> None:
     (lone,) = with_sent_ids((Message(role=Role.TOOL, content="x", tool_call_id="call 1"),), PLAIN)
     assert PLAIN.fullmatch(lone.tool_call_id or "")
+
+
+def test_an_id_of_every_step_of_a_long_run_is_hashed_once_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[object] = []
+    monkeypatch.setattr(call_ids, "own_id", lambda *parts: made.append(parts) or own_id(*parts))
+    talk = tuple(message for _ in range(500) for message in answer("call_0"))
+    assert len(set(ids_of(with_sent_ids(talk, PLAIN)))) == 500
+    assert len(made) == 499
