@@ -29,7 +29,7 @@ def _block_tokens(block: Block) -> int:
     if "text" in block:
         return 0
     if REASONING in block:
-        return min(text_tokens(str(block[REASONING].get("data", ""))[: 8 * BLOCK]), BLOCK)
+        return min(text_tokens(str(block[REASONING])[: 8 * BLOCK]), BLOCK)
     return BLOCK
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.orchestrator.models.services import SERVICES, Api, Service
+from stepfleet.orchestrator.models.services import SERVICES, Api, Service, service_at
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.text.redaction import name_secret
@@ -47,6 +47,8 @@ class Endpoint:
     """The region for which each call is signed with AWS's credentials; "" where none is."""
     tokens: str = ""
     """The function that returns a bearer token, where calls need one of it."""
+    service: Service = SERVICES["compatible"]
+    """The service that is there."""
 
 
 def endpoint_of(
@@ -97,7 +99,8 @@ def endpoint_of(
             raise ModelSetupError(problem)
         region, variable = service.region(environment), "AWS_ACCESS_KEY_ID or AWS_PROFILE"
     url = f"{base}{path}"
-    return Endpoint(url, host, official, found, key, variable, version, region, source)
+    there = service_at(host, service)
+    return Endpoint(url, host, official, found, key, variable, version, region, source, there)
 
 
 @functools.lru_cache(maxsize=256)

@@ -8,9 +8,15 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import lru_cache
+from importlib import metadata
 from typing import Any
 
 _REGION = re.compile(r"[a-z]{2,6}(?:-[a-z]{2,12}){1,3}-\d{1,2}")
+ENTRY_POINTS = "stepfleet.models"
+"""Packages add providers by entry points of this group: `name = "package:factory"`."""
+_OWN = "custom"
+_OPENAI_IDS = "[!-~]{1,40}"
 _DOMAINS = {"cn": "amazonaws.com.cn", "eusc": "amazonaws.eu"}
 """Domains of AWS where they are not its usual one, by the first word of a region."""
 
@@ -39,7 +45,10 @@ class Service:
     name a region, `url` is that of the region; calls to the provider are then signed with AWS's
     credentials, unless a key is set. `reasoning` is the field of an answer in chat completions
     whose value the service wants back with the answer. `token_variables`, where no key is set,
-    name a bearer token, and the function that returns one.
+    name a bearer token, and the function that returns one. `fields` has fields of chat completions
+    that it refuses, each with its own word for it or "". `names_authors`: its messages may have the
+    field `name`. `call_ids` is the pattern of the ids of calls that it takes, where its protocol
+    takes more.
     """
 
     api: Api
@@ -55,6 +64,9 @@ class Service:
     region_variables: tuple[str, ...] = ()
     reasoning: str = ""
     token_variables: tuple[str, str] | None = None
+    fields: tuple[tuple[str, str], ...] = ()
+    names_authors: bool = True
+    call_ids: str = ""
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
@@ -92,16 +104,28 @@ class Service:
         return bool(known) and base.startswith("https:")
 
 
-def _compatible(url: str, variable: str, key: str = "", reasoning: str = "") -> Service:
+def _compatible(url: str, variable: str, key: str = "", **fields: Any) -> Service:
     """Return a service of OpenAI's protocol."""
     keys = (key,) if key else ()
-    return Service(Api.CHAT, url, (variable,), keys, needs_key=bool(key), reasoning=reasoning)
+    return Service(Api.CHAT, url, (variable,), keys, needs_key=bool(key), **fields)
+
+
+def service_at(host: str, called: Service) -> Service:
+    """Return the service that an agent reaches at `host`, whatever the name it calls it by.
+
+    Only services of chat completions are called by other names; an unknown host has `called`.
+    """
+    if called.api is not Api.CHAT:
+        return called
+    known = (one for one in SERVICES.values() if one.api is Api.CHAT and f"//{host}/" in one.url)
+    return next(known, called)
 
 
 def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
     """Return why no call of `model` can be made with these settings; None where one can.
 
-    `settings` are those that are set. Prefixes that are none of `SERVICES` belong to packages.
+    `settings` are those that are set. Prefixes that are none of `SERVICES` belong to packages,
+    which must be installed here too.
     """
     prefix, _, name = model.partition(":")
     if not prefix or not name:
@@ -110,9 +134,7 @@ def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
         return f"{model[:60]!r}: write at most {LONGEST_MODEL} characters, all of them printable"
     service = SERVICES.get(prefix)
     if service is None:
-        near = difflib.get_close_matches(prefix, SERVICES, 1)
-        unknown = f"{model!r}: there is no provider {prefix!r}; did you mean"
-        return f"{unknown} {near[0]!r}?" if near else None
+        return None if _is_of_a_package(prefix) else _unknown(model, prefix)
     lacking = [name for name in service.lacks if name in settings]
     if lacking:
         return (
@@ -127,6 +149,23 @@ def problem_with(model: str, settings: Mapping[str, Any]) -> str | None:
     return None
 
 
+@lru_cache(maxsize=256)
+def _is_of_a_package(prefix: str) -> bool:
+    """Return whether models of this prefix are an agent's own, or of an installed package."""
+    return prefix == _OWN or bool(metadata.entry_points(group=ENTRY_POINTS, name=prefix))
+
+
+def _unknown(model: str, prefix: str) -> str:
+    unknown = f"{model!r}: there is no provider {prefix!r}"
+    if near := difflib.get_close_matches(prefix, SERVICES, 1):
+        return f"{unknown}; did you mean {near[0]!r}?"
+    return (
+        f"{unknown} (known: {', '.join(sorted(SERVICES))}); write 'compatible:' and "
+        "settings.base_url for a service that is compatible with OpenAI's, or install the package "
+        f"that has it here and on the workers (its entry point is in {ENTRY_POINTS!r})"
+    )
+
+
 LONGEST_MODEL = 500
 MOST_MODELS = 8
 _OF_ONE_SERVICE = ("base_url", "api_key_env", "organization")
@@ -139,7 +178,7 @@ def problem_of_list(models: tuple[str, ...], settings: Mapping[str, Any]) -> str
         return f"{twice[0]!r} is in the list twice; name each model once"
     if len(models) > MOST_MODELS:
         return f"the list has {len(models)} models; name {MOST_MODELS} at most"
-    own = [one for one in models if one.startswith("custom:")]
+    own = [one for one in models if one.startswith(f"{_OWN}:")]
     if own and len(models) > 1:
         return f"{own[0]!r}: a list has models by name; write 'provider:name'"
     providers = sorted({one.partition(":")[0] for one in models})
@@ -169,6 +208,7 @@ SERVICES: Mapping[str, Service] = {
         ("OPENAI_BASE_URL",),
         ("OPENAI_API_KEY",),
         r"(?:[^.]+\.)?api\.openai\.com",
+        call_ids=_OPENAI_IDS,
     ),
     "openai-responses": Service(
         Api.RESPONSES,
@@ -217,6 +257,7 @@ SERVICES: Mapping[str, Service] = {
         key_form="{}",
         version_variable="OPENAI_API_VERSION",
         token_variables=("AZURE_OPENAI_AD_TOKEN", "AZURE_OPENAI_AD_TOKEN_PROVIDER"),
+        call_ids=_OPENAI_IDS,
     ),
     "compatible": Service(Api.CHAT, url_variables=("COMPATIBLE_BASE_URL",), needs_key=False),
     "deepseek": _compatible(
@@ -225,10 +266,19 @@ SERVICES: Mapping[str, Service] = {
         "DEEPSEEK_API_KEY",
         reasoning="reasoning_content",
     ),
-    "groq": _compatible("https://api.groq.com/openai/v1", "GROQ_BASE_URL", "GROQ_API_KEY"),
+    "groq": _compatible(
+        "https://api.groq.com/openai/v1", "GROQ_BASE_URL", "GROQ_API_KEY", names_authors=False
+    ),
     "litellm": _compatible("http://localhost:4000/v1", "LITELLM_BASE_URL"),
     "llamacpp": _compatible("http://localhost:8080/v1", "LLAMACPP_BASE_URL"),
-    "mistral": _compatible("https://api.mistral.ai/v1", "MISTRAL_BASE_URL", "MISTRAL_API_KEY"),
+    "mistral": _compatible(
+        "https://api.mistral.ai/v1",
+        "MISTRAL_BASE_URL",
+        "MISTRAL_API_KEY",
+        fields=(("seed", "random_seed"), ("stream_options", "")),
+        names_authors=False,
+        call_ids="[A-Za-z0-9]{9}",
+    ),
     "ollama": _compatible("http://localhost:11434/v1", "OLLAMA_BASE_URL"),
     "openrouter": _compatible(
         "https://openrouter.ai/api/v1",

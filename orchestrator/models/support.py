@@ -19,6 +19,9 @@ _OWN_KINDS = ("text", "json", "toolUse", "toolResult", REASONING)
 _SWITCHING_CLAUDE = re.compile(r"claude-[a-z]+-(?:4-(?:[5-9]|\d\d)|[5-9]|\d\d)(?!\d)")
 _OLD_GEMINI = re.compile(r"(?:models/)?gemini-[12]\b")
 
+_ANY_ID = re.compile(r"[^\x00-\x20\x7f]{1,512}")
+_PLAIN_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
 
 def _kinds(**kinds: str) -> _Kinds:
     return {kind: frozenset(words.split()) for kind, words in kinds.items()}
@@ -35,6 +38,7 @@ class Support:
     the service's own blocks, which pass as they are: types or keys. `strict_tools`: the service
     itself holds the arguments of calls to a schema. `data_beside_tools`: an answer can be data of
     a schema while there are tools; `parallel_switch`: parallel calls can be switched off.
+    `call_ids` fits the ids of calls that it takes: others are sent under one that it takes.
     """
 
     settings: frozenset[str]
@@ -46,6 +50,7 @@ class Support:
     strict_tools: bool = False
     data_beside_tools: bool = True
     parallel_switch: bool = True
+    call_ids: re.Pattern[str] = _ANY_ID
 
     def lack(self, media: Media) -> str | None:
         """Return what the service takes instead of a media block; None where it takes that."""
@@ -80,6 +85,7 @@ _BY_API: Mapping[Api, Support] = {
         sources=_kinds(image="bytes url file_id", document="bytes url text file_id"),
         result_media=_kinds(image="bytes url file_id", document="bytes url file_id"),
         parts=frozenset({"input_text", "output_text", "input_image", "input_file", "refusal"}),
+        call_ids=re.compile(r"[!-~]{1,64}"),
     ),
     Api.MESSAGES: replace(
         _CHAT,
@@ -87,6 +93,7 @@ _BY_API: Mapping[Api, Support] = {
         sources=_kinds(image="bytes url file_id", document="bytes url text file_id"),
         result_media=_kinds(image="bytes url file_id", document="bytes url text file_id"),
         parts=frozenset({"text", "image", "document", "search_result", "container_upload"}),
+        call_ids=_PLAIN_ID,
     ),
     Api.GENERATE_CONTENT: Support(
         settings=_CHAT.settings,
@@ -114,6 +121,7 @@ _BY_API: Mapping[Api, Support] = {
             {"video", "guardContent", "cachePoint", "reasoningContent", "searchResult"}
         ),
         strict_tools=True,
+        call_ids=_PLAIN_ID,
     ),
 }
 
@@ -129,6 +137,8 @@ def support_of(model: str) -> Support | None:
 def support_at(service: Service, name: str) -> Support:
     """Return what calls of a service's model `name` carry."""
     found = _BY_API[service.api]
+    if service.call_ids:
+        found = replace(found, call_ids=re.compile(service.call_ids))
     settings = found.settings - frozenset(service.lacks)
     if service.api is Api.GENERATE_CONTENT and _OLD_GEMINI.match(name):
         return replace(found, settings=settings, result_media={}, data_beside_tools=False)

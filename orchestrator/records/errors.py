@@ -31,7 +31,7 @@ class ErrorType(StrEnum):
 class ModelErrorCode(StrEnum):
     """Why a model call failed: the `code` of its error.
 
-    A custom model gives one to its `ModelError(code=...)`; without one it is `OPENAI_ERROR`.
+    A custom model gives one to its `ModelError(code=...)`; without one it is `MODEL_ERROR`.
     """
 
     INVALID_API_KEY = "INVALID_API_KEY"
@@ -64,7 +64,7 @@ class ModelErrorCode(StrEnum):
     """The service answered without text and without a call."""
     SETUP = "CONFIG_ERROR"
     """The agent or the worker is not set up for the call."""
-    OTHER = "OPENAI_ERROR"
+    OTHER = "MODEL_ERROR"
     """Anything else."""
 
 

@@ -3,7 +3,7 @@
 import operator
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolSpec
@@ -71,7 +71,7 @@ class ModelRequest(Record):
 
 
 class LLMResponse(Record):
-    """One response. `usage` is None when the provider reported none.
+    """One response. A `content` of None is read as "". `usage` is None when none was reported.
 
     A worker then estimates it and sets `usage_estimated`. `remembered` is the result of the memory
     policy before the call. `service_tier` is the provider's tier in which the call was served, ""
@@ -96,6 +96,11 @@ class LLMResponse(Record):
     cache: CacheUse | None = Field(default=None, exclude_if=operator.not_)
     fallback: Fallback | None = Field(default=None, exclude_if=operator.not_)
     raw: Any = Field(default=None, exclude=True, repr=False)
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text(cls, content: Any) -> Any:
+        return "" if content is None else content
 
     @property
     def as_content(self) -> Content:

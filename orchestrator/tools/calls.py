@@ -123,8 +123,12 @@ def _call_id(given: Any) -> str | None:
         text = str(given)
     except ValueError:  # an integer of too many digits
         return None
-    fits = text.strip() and len(text) <= LONGEST_ID and _clean(text)
-    return text if fits else None
+    return text if is_call_id(text) else None
+
+
+def is_call_id(text: str) -> bool:
+    """Return whether a call can have this id: one with a character, and at most 512."""
+    return bool(text.strip()) and len(text) <= LONGEST_ID and _clean(text)
 
 
 def _name(given: Any) -> tuple[str, str | None]:

@@ -39,7 +39,7 @@ from stepfleet.worker.attempt.circuit import behind_circuit
 from stepfleet.worker.attempt.fallback import first_answer, pruned
 from stepfleet.worker.attempt.made_calls import made_by
 from stepfleet.worker.attempt.memory import assemble_memory
-from stepfleet.worker.attempt.sanitize import storable
+from stepfleet.worker.attempt.sanitize import storable, with_own_ids
 from stepfleet.worker.attempt.usage import call_cost, counted, usage_of
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
@@ -97,6 +97,7 @@ async def call_model(
     ports.crash("after-reply")
     if reasoner and response.finish_reason is not FinishReason.PAUSE:
         response = storable(reasoner.interpret(response, claim.state))
+    response = with_own_ids(response, claim.state.messages, claim.number)
     return response.model_copy(update={"remembered": remembered}) if remembered else response
 
 

@@ -3,8 +3,10 @@
 An answer that cannot be written as JSON would be paid for and never committed.
 """
 
+import hashlib
 import logging
 import uuid
+from collections.abc import Iterable
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, to_json
@@ -13,14 +15,16 @@ from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.calls.tools import ToolCall
-from stepfleet.orchestrator.records.conversation.messages import Block
+from stepfleet.orchestrator.records.conversation.messages import Block, Message
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.usage import bounded_usage
 from stepfleet.orchestrator.tools import bounded_calls, parse_tool_call
-from stepfleet.orchestrator.tools.calls import LONGEST_ID, LONGEST_TOOL
+from stepfleet.orchestrator.tools.calls import LONGEST_ID, LONGEST_TOOL, is_call_id
 from stepfleet.orchestrator.tools.schemas.bounded_json import MAX_SIZE, is_too_deep, is_unicode
 
 log = logging.getLogger(__name__)
+
+_LENGTH = 9
 
 
 LONGEST_NAME = 512
@@ -36,6 +40,7 @@ def storable(response: LLMResponse, *, parsed: bool = False) -> LLMResponse:
     levels, are left out. `parsed`: a format of ours has made it, with sound calls; any other one
     that cannot be stored raises `ModelError`.
 
+    No text at all is an empty one.
     Of calls there are no more than a step executes; an error answers the surplus. Counts of
     tokens that cannot be are none.
     A call that is not valid is not mended but answered with an error: its tool must not run with
@@ -44,7 +49,8 @@ def storable(response: LLMResponse, *, parsed: bool = False) -> LLMResponse:
     changes: dict[str, Any] = {}
     for name in ("content", "model", "reasoning_text", "request_id"):
         given = getattr(response, name)
-        if isinstance(given, str) and (text := _sound_text(given)) is not given:
+        given = "" if given is None else given
+        if isinstance(given, str) and (text := _sound_text(given)) is not getattr(response, name):
             changes[name] = text
     if len(response.model or "") > LONGEST_NAME:
         changes["model"] = ""  # the one that was asked
@@ -154,6 +160,33 @@ def _is_sound(call: ToolCall) -> bool:
     except PydanticSerializationError:
         return False
     return len(text) <= MAX_SIZE and not _has_constants(text)
+
+
+def with_own_ids(response: LLMResponse, messages: Iterable[Message], number: int) -> LLMResponse:
+    """Return the answer of step `number`, whose calls have ids that the run's others do not have.
+
+    `messages` are the conversation before it. Some servers number the calls of every answer alike,
+    and the response cache gives an answer again.
+    """
+    if not response.tool_calls:
+        return response
+    used = {call.id for message in messages for call in message.tool_calls}
+    calls: list[ToolCall] = []
+    for index, call in enumerate(response.tool_calls):
+        name, tries = call.id, 0
+        while name in used or not is_call_id(name):
+            name, tries = own_id(number, index, tries), tries + 1
+        used.add(name)
+        calls.append(call if name == call.id else call.model_copy(update={"id": name}))
+    if all(new is old for new, old in zip(calls, response.tool_calls, strict=True)):
+        return response
+    return response.model_copy(update={"tool_calls": tuple(calls)})
+
+
+def own_id(*parts: object) -> str:
+    """Return nine letters and digits, which every service takes: the same for the same parts."""
+    named = "\0".join(map(str, parts)).encode(errors="backslashreplace")
+    return hashlib.sha256(named).hexdigest()[:_LENGTH]
 
 
 def new_call_id() -> str:

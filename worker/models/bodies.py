@@ -103,9 +103,18 @@ def is_strict(spec: ToolSpec, *, by_default: bool) -> bool:
 
 
 def reasoning_of(message: Message, provider: str) -> list[tuple[int, dict[str, Any]]]:
-    """Return place and data of each block of reasoning that this provider made, in order."""
-    blocks = [block[REASONING] for block in message.reasoning]
-    return [(one["at"], one["data"]) for one in blocks if one.get("provider") == provider]
+    """Return place and data of each block of reasoning that this provider made, in order.
+
+    Blocks of a submitted conversation that are none are left out.
+    """
+    found: list[tuple[int, dict[str, Any]]] = []
+    for block in message.reasoning:
+        one = block[REASONING]
+        if isinstance(one, dict) and one.get("provider") == provider:
+            at, data = one.get("at"), one.get("data")
+            if isinstance(at, int) and at >= 0 and isinstance(data, dict):
+                found.append((at, data))
+    return found
 
 
 def reasoning_block(provider: str, at: int, data: dict[str, Any]) -> Block:

@@ -26,6 +26,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, 
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted
 from stepfleet.worker.models.bodies import malformed
+from stepfleet.worker.models.call_ids import with_sent_ids
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.event_lines import EventLines
 from stepfleet.worker.models.signing import Signer
@@ -262,7 +263,8 @@ class HttpModel(LLM):
         on_text: Callable[[str], None],
         received: Received,
     ) -> dict[str, Any]:
-        messages = fitted(request.messages, support_at(self._service, request.model))
+        support = support_at(endpoint.service, request.model)
+        messages = with_sent_ids(fitted(request.messages, support), support.call_ids)
         if messages is not request.messages:
             request = request.model_copy(update={"messages": messages})
         body = self._format.body(request, endpoint)

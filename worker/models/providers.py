@@ -19,7 +19,7 @@ from stepfleet.orchestrator.errors import (
 )
 from stepfleet.orchestrator.models.endpoint import ModelSetupError
 from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.models.services import SERVICES, Api
+from stepfleet.orchestrator.models.services import ENTRY_POINTS, SERVICES, Api
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.worker.attempt.sanitize import storable
@@ -31,12 +31,9 @@ from stepfleet.worker.models.http_model import RESPONSE_LIMIT, Format, HttpModel
 from stepfleet.worker.models.openai.chat import (
     AZURE_CHAT_COMPLETIONS,
     CHAT_COMPLETIONS,
-    with_reasoning_sent_back,
+    chat_of,
 )
 from stepfleet.worker.models.responses.responses import RESPONSES
-
-ENTRY_POINTS = "stepfleet.models"
-"""Packages add providers by entry points of this group: `name = "package:factory"`."""
 
 ProviderFactory = Callable[[], LLM]
 FORMATS: Mapping[Api, Format] = {
@@ -204,8 +201,8 @@ def service_model(name: str, connections: Connections, **options: Any) -> HttpMo
     """Return the models of the service `name`; `options` are those of `HttpModel`."""
     service = SERVICES[name]
     form = FORMATS[service.api]
-    if service.reasoning:
-        form = with_reasoning_sent_back(form, service.reasoning)
+    if service.api in (Api.CHAT, Api.AZURE):
+        form = chat_of(form, name, service.reasoning)
     return HttpModel(service, form, connections, **options)
 
 

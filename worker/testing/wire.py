@@ -1,5 +1,6 @@
 """What the server needs of a protocol. Rules see every request as a chat completion's."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from stepfleet.worker.testing.scenario.limits import Standing
 from stepfleet.worker.testing.scenario.prompt_cache import Prompt
 from stepfleet.worker.testing.scenario.replies import Answer, Reply
 from stepfleet.worker.testing.scenario.shapes import misfit
+
+PLAIN_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
 
 class MisfitError(Exception):
@@ -41,6 +44,12 @@ def fit(
         raise MisfitError(others[0], unknown)
     if found := misfit(body, shape, index=index):
         raise MisfitError(*found)
+
+
+def fit_id(call_id: str, form: re.Pattern[str], place: str) -> None:
+    """Raise `MisfitError` for an id of a call that the service does not take."""
+    if not form.fullmatch(call_id):
+        raise MisfitError(place, f"String should match pattern '^{form.pattern}$'")
 
 
 @dataclass(frozen=True)

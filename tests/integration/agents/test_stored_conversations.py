@@ -163,10 +163,10 @@ async def test_the_same_agent_takes_the_same_steps_with_another_provider(
     server.answers(*answers)
     own = Script([call(("look", {"what": "a"}), text="Looking."), say("It.")])
     shapes: list[Any] = []
-    for provider in ("openai", "own"):
+    for provider in ("openai", "vllm"):
         settings = ModelSettings(base_url=server.base_url)
         agent = Agent("wired", model=f"{provider}:m", tools=[look], settings=settings)
-        models = Models(providers={"openai": lambda: openai, "own": lambda: own})
+        models = Models(providers={"openai": lambda: openai, "vllm": lambda: own})
         async with bench(redis_url, agent) as desk:
             run_id = await desk.create()
             await Hands(desk, agent, models=models).finish(run_id)

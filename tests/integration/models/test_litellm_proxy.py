@@ -6,13 +6,16 @@ otherwise.
 
 import os
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.servers.foreign import environment, free_port, serving
+from support.servers.signing_gemini import signing_gemini
 
 from stepfleet.orchestrator import (
     FinishReason,
+    LLMResponse,
     Message,
     ModelErrorCode,
     ModelRequest,
@@ -21,6 +24,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
 from stepfleet.orchestrator.models.services import environment_of
+from stepfleet.orchestrator.records.responses import ReasoningEffort
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
 
@@ -36,6 +40,10 @@ model_list:
     litellm_params: {{model: openai/tiny, api_key: none, api_base: {root}/v1}}
   - model_name: anthropic
     litellm_params: {{model: anthropic/claude-tiny, api_key: none, api_base: {root}}}
+  - model_name: thinking
+    litellm_params: {{model: anthropic/claude-sonnet-4-5, api_key: none, api_base: {root}}}
+  - model_name: gemini
+    litellm_params: {{model: gemini/gemini-3-pro-preview, api_key: none, api_base: {gemini}}}
 router_settings: {{num_retries: 0, disable_cooldowns: true}}
 """
 ALONE = {
@@ -64,10 +72,18 @@ def behind() -> Iterator[ModelServer]:
 
 
 @pytest.fixture(scope="module")
-def address(behind: ModelServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def gemini() -> Iterator[str]:
+    with signing_gemini() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def address(
+    behind: ModelServer, gemini: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[str]:
     folder, port = tmp_path_factory.mktemp("litellm"), free_port()
     root = behind.url.removesuffix("/v1")
-    (folder / "config.yaml").write_text(CONFIG.format(mock=MOCK, root=root))
+    (folder / "config.yaml").write_text(CONFIG.format(mock=MOCK, root=root, gemini=gemini))
     options = ["--config", "config.yaml", "--host", "127.0.0.1", "--port", str(port)]
     command = [str(environment(PROXY) / "litellm"), *options]
     root = f"http://127.0.0.1:{port}"
@@ -88,9 +104,16 @@ def stream(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
 
-def asked(model: str, *messages: Message, stream: bool = False, **fields: Any) -> ModelRequest:
+def asked(
+    model: str,
+    *messages: Message,
+    stream: bool = False,
+    effort: ReasoningEffort | None = None,
+    **fields: Any,
+) -> ModelRequest:
     talk = messages or (Message.system("Be brief."), Message.user("hi"))
-    settings = ModelSettings(stream=stream, max_tokens=100)
+    most = 5000 if effort else 100
+    settings = ModelSettings(stream=stream, max_tokens=most, reasoning_effort=effort)
     return ModelRequest(model=model, messages=talk, settings=settings, **fields)
 
 
@@ -126,6 +149,29 @@ async def test_calls_and_their_results_pass_the_proxy(
     assert (second.content, second.finish_reason) == ("Seen.", FinishReason.STOP)
     assert [one.content for one in behind.requests[-1].answers] == ["one", "two"]
     assert behind.violations[refused:] == ()
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["litellm:thinking", "litellm:gemini", "openai-responses:gemini", "anthropic:gemini"],
+)
+async def test_what_was_thought_goes_back_with_the_calls(
+    model: str, stream: bool, models: Models, behind: ModelServer
+) -> None:
+    """Claude's thinking and Gemini's signatures: the services refuse calls without them."""
+    behind.follow(
+        lambda one: "Seen." if one.answers else replace(TWO_CALLS, reasoning="Let me see.")
+    )
+    opening, effort = Message.user("hi"), "low" if model == "litellm:thinking" else None
+    how: dict[str, Any] = {"stream": stream, "effort": effort, "tools": (LOOK,)}
+    first = await models.generate(asked(model, opening, **how))
+    stored = LLMResponse.from_json(first.to_json())
+    calls = stored.tool_calls or ()
+    assert calls
+    results = [Message.tool(call, "seen") for call in calls]
+    talk = (opening, Message.assistant(stored.as_content, calls), *results)
+    second = await models.generate(asked(model, *talk, **how))
+    assert second.content == "Seen."
 
 
 @pytest.mark.parametrize("provider", PROVIDERS)

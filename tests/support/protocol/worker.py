@@ -161,7 +161,7 @@ class Worker:
         if self.wants_cancel and journal.response is None:
             return Interrupted(span, Interruption.CANCELLED)
         if journal.response is None and kind in {"transient", "limited", "error", "out"}:
-            info = ErrorInfo(type=ErrorType.MODEL, code="OPENAI_ERROR", message=self.token)
+            info = ErrorInfo(type=ErrorType.MODEL, code="MODEL_ERROR", message=self.token)
             passing = kind != "error"
             wait = RETRY_WAIT / 1000
             outage = (CIRCUIT,) if kind == "out" else ()

@@ -195,5 +195,5 @@ def called(claim: Claim, *, error: bool = False, seconds: float = 0.5) -> Answer
 
 def failed(claim: Claim, *, transient: bool = False, limited: bool = False) -> Failed:
     """Return an attempt whose model call failed."""
-    info = ErrorInfo(type=ErrorType.MODEL, code="OPENAI_ERROR", message="no answer")
+    info = ErrorInfo(type=ErrorType.MODEL, code="MODEL_ERROR", message="no answer")
     return Failed(Span(claim.now, 0.5), info, transient=transient, limited=limited)

@@ -35,9 +35,29 @@ def test_a_model_that_cannot_be_called_is_refused_with_the_fix(
     assert said in str(raised.value)
 
 
-@pytest.mark.parametrize("model", ["anthropic:claude", "groq:llama", "mine:fast"])
-def test_a_model_of_a_known_or_a_far_provider_is_taken(model: str) -> None:
+@pytest.mark.parametrize("model", ["anthropic:claude", "groq:llama"])
+def test_a_model_of_a_known_provider_is_taken(model: str) -> None:
     assert Agent("a", model=model).config.model == model
+
+
+def test_a_model_of_an_installed_package_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "installed-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: installed\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[stepfleet.models]\ninstalled = installed:make\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert Agent("a", model="installed:fast").config.model == "installed:fast"
+
+
+@pytest.mark.parametrize("model", ["cohere:command", ["openai:o", "cohere:command"]])
+def test_a_provider_that_is_nowhere_is_refused_before_submission(model: str | list[str]) -> None:
+    known = r"no provider 'cohere' \(known: anthropic, azure, .*write 'compatible:'"
+    with pytest.raises(ConfigurationError, match=known):
+        Agent("a", model=model)
+    with pytest.raises(ConfigurationError, match=known):
+        stored_overrides(Agent("a", model="openai:o").config, {"model": model})
 
 
 def test_overrides_of_a_run_are_held_to_the_same_rule() -> None:

@@ -138,7 +138,7 @@ def test_parallel_calls_are_switched_off_only_where_the_service_can() -> None:
         ("google:gemini-2.5-pro", False, True),
         ("google:gemini-3-pro", True, True),
         (["openai:o", "google:gemini-2.0-flash"], True, False),
-        ("mine:x", True, True),
+        ("custom:x", True, True),
     ],
 )
 async def test_an_answer_is_given_by_a_tool_where_data_beside_tools_are_none(

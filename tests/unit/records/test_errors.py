@@ -40,8 +40,8 @@ ELSEWHERE = (EmbeddedRedisError, ModelSetupError, SignatureError, ToolSourceErro
 
 CODES = [
     (errors.ConfigurationError("x"), "CONFIG_ERROR", ErrorType.UNKNOWN, False),
-    (errors.ModelError("x"), "OPENAI_ERROR", ErrorType.MODEL, False),
-    (errors.ModelError("x", retryable=True), "OPENAI_ERROR", ErrorType.MODEL, True),
+    (errors.ModelError("x"), "MODEL_ERROR", ErrorType.MODEL, False),
+    (errors.ModelError("x", retryable=True), "MODEL_ERROR", ErrorType.MODEL, True),
     (errors.SerializationError("x"), "SERIALIZATION_ERROR", ErrorType.UNKNOWN, False),
     (errors.ToolArgumentsError("x"), "VALIDATION_ERROR", ErrorType.VALIDATION, True),
     (errors.ToolExecutionError("x"), "TOOL_EXECUTION_ERROR", ErrorType.TOOL, False),

@@ -79,7 +79,7 @@ GIVEN: dict[str, dict[str, Any]] = {
         "lifecycle": "failed",
         "max_iterations": 3,
     },
-    "ErrorInfo": {"type": "model", "code": "OPENAI_ERROR", "message": "it is down"},
+    "ErrorInfo": {"type": "model", "code": "MODEL_ERROR", "message": "it is down"},
     "FailedRun": FAILED,
     "FailureGroup": {
         "cause": FAILED["cause"],

@@ -14,3 +14,9 @@ def test_an_answer_with_calls_goes_on_whatever_it_says_beside_them() -> None:
     """RUN-28"""
     response = LLMResponse(content="I'll add", tool_calls=(CALL,))
     assert parse_response(response) == AgentContinue(tool_calls=(CALL,))
+
+
+def test_no_content_is_an_empty_text() -> None:
+    """As servers send it beside calls."""
+    assert LLMResponse(content=None, tool_calls=(CALL,)).content == ""  # type: ignore[arg-type]
+    assert LLMResponse.from_json('{"content":null}') == LLMResponse()

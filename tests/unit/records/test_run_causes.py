@@ -58,7 +58,7 @@ def test_a_model_that_was_out_of_reach_until_the_end_is_the_last_error() -> None
         lost,
     )
     assert found is not None
-    assert str(found) == "model error (OPENAI_ERROR) in step 2: it answered 429"
+    assert str(found) == "model error (MODEL_ERROR) in step 2: it answered 429"
     assert explains(StopReason.TIME_LIMIT, found) is found
 
 

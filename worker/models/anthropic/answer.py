@@ -21,6 +21,7 @@ from stepfleet.worker.models.bodies import (
     usage_apart,
     word,
 )
+from stepfleet.worker.models.sent_back import kept_of, model_at
 
 _THOUGHTS = ("thinking", "redacted_thinking")
 _REASONS = {
@@ -71,7 +72,7 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
         model=model if isinstance(model, str) and model else default_model,
         service_tier=tier_of(counted.get("service_tier"), counted.get("speed")),
         finish_reason=known or FinishReason.OTHER,
-        reasoning=tuple(reasoning),
+        reasoning=(*reasoning, *kept_of({}, uses, model_at(PROVIDER, default_model))),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )

@@ -24,6 +24,7 @@ from stepfleet.worker.models.bodies import (
     with_reasoning,
     word,
 )
+from stepfleet.worker.models.sent_back import SentBack, model_at
 
 PROVIDER = "anthropic"
 MOST_TOKENS = 16_384
@@ -40,6 +41,7 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     settings = request.settings
     system = [_text(one.text) for one in request.messages if one.is_system() and one.text.strip()]
     messages = alternating_turns((one for one in request.messages if not one.is_system()), _blocks)
+    _give_back(messages, request)
     body: dict[str, Any] = {
         "model": request.model,
         "max_tokens": _most_tokens(settings),
@@ -71,6 +73,15 @@ def whole_turn(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _takes(block: dict[str, Any]) -> bool:
     """Return whether the service takes back a block of its own: no blank text."""
     return block["type"] != "text" or bool(word(block.get("text")).strip())
+
+
+def _give_back(turns: list[dict[str, Any]], request: ModelRequest) -> None:
+    """Add to calls what a proxy must get back with them."""
+    back = SentBack(request.messages, model_at(PROVIDER, request.model))
+    for turn in turns:
+        for block in turn["content"]:
+            if block.get("type") == "tool_use":
+                block.update(back.fields_of(block["id"]))
 
 
 def _most_tokens(settings: ModelSettings) -> int:
@@ -184,17 +195,16 @@ def _text(text: str) -> dict[str, Any]:
 
 
 def _use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    # The service takes only some characters in an id, and other providers' ids have more.
     return {
         "type": "tool_use",
-        "id": safe_name(call_id),
+        "id": call_id,
         "name": safe_name(name) or NO_NAME,
         "input": arguments,
     }
 
 
 def _result(call_id: str, content: Content, *, status: str | None) -> dict[str, Any]:
-    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": safe_name(call_id)}
+    result: dict[str, Any] = {"type": "tool_result", "tool_use_id": call_id}
     if parts := list(_parts(content)):
         result["content"] = content if isinstance(content, str) else parts
     return result | {"is_error": True} if status == "error" else result

@@ -179,14 +179,13 @@ def _part(block: Block) -> dict[str, Any]:
 
 
 def _use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    # Some models take fewer characters in an id than the service.
-    named = {"toolUseId": safe_name(call_id), "name": safe_name(name) or NO_NAME}
+    named = {"toolUseId": call_id, "name": safe_name(name) or NO_NAME}
     return {"toolUse": {**named, "input": arguments}}
 
 
 def _result(call_id: str, content: Content, *, status: str | None) -> dict[str, Any]:
     parts = list(_parts(content, native_json=True)) or [_NOTHING]
-    result: dict[str, Any] = {"toolUseId": safe_name(call_id), "content": parts}
+    result: dict[str, Any] = {"toolUseId": call_id, "content": parts}
     return {"toolResult": result | {"status": status} if status else result}
 
 

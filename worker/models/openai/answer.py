@@ -29,6 +29,7 @@ from stepfleet.worker.models.openai.stream import (
     older_call,
     thoughts_in,
 )
+from stepfleet.worker.models.sent_back import kept_of, model_at
 
 _LONGEST_NAME = 512
 """Characters of a model's name; it is stored with each step, whatever the server put there."""
@@ -61,12 +62,12 @@ _WITHOUT_MESSAGE = (FinishReason.CONTENT_FILTER, FinishReason.LENGTH)
 
 
 def parse_completion(
-    payload: dict[str, Any], default_model: str, reasoning: str = ""
+    payload: dict[str, Any], default_model: str, reasoning: str = "", service: str = ""
 ) -> LLMResponse:
     """Return a completion as the fleet's answer.
 
     `default_model` names the model when the payload does not; `reasoning` the field that its
-    service wants back. Some servers split one answer into a choice with its text and others with
+    `service` wants back. Some servers split one answer into a choice with its text and others with
     its calls. Raises `ModelError` for an answer that its server broke off.
     """
     choices = choices_of(payload)
@@ -90,7 +91,10 @@ def parse_completion(
         model=model if _is_name(model) else default_model,
         service_tier=tier_of(payload.get("service_tier")),
         finish_reason=reason,
-        reasoning=_sent_back(message, reasoning) if reasoning else (),
+        reasoning=(
+            *(_sent_back(message, reasoning) if reasoning else ()),
+            *kept_of(message, message.get("tool_calls"), model_at(service, default_model)),
+        ),
         reasoning_text=shown_reasoning(_reasoning(message)),
         raw=payload,
     )

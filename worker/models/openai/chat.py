@@ -10,8 +10,10 @@ from stepfleet.orchestrator.records.responses import ModelRequest
 from stepfleet.worker.models.bodies import encode, parse_body
 from stepfleet.worker.models.http_model import Format
 from stepfleet.worker.models.openai.answer import parse_completion, usage_of
-from stepfleet.worker.models.openai.request import request_body
+from stepfleet.worker.models.openai.request import Dialect, request_body
 from stepfleet.worker.models.openai.stream import StreamedCompletion, failure_in
+
+_GOOGLE = ".googleapis.com"
 
 
 def _body(request: ModelRequest, endpoint: Endpoint) -> bytes:
@@ -29,13 +31,19 @@ CHAT_COMPLETIONS = Format(
 )
 
 
-def with_reasoning_sent_back(form: Format, field: str) -> Format:
-    """Return a format whose service wants the `field` of its answers' reasoning again."""
+def chat_of(form: Format, name: str, reasoning: str) -> Format:
+    """Return the format of the service `name`: it gets back what it has given with its answers.
+
+    `reasoning` is the field of their reasoning that it wants; "" for none.
+    """
 
     def body(request: ModelRequest, endpoint: Endpoint) -> bytes:
-        return encode(request_body(request, official=endpoint.official, reasoning=field))
+        is_gemini = endpoint.host.endswith(_GOOGLE) and "gemini" in request.model
+        to = Dialect(name, reasoning, endpoint.service, is_gemini)
+        return encode(request_body(request, official=endpoint.official, to=to))
 
-    return replace(form, body=body, response=partial(parse_completion, reasoning=field))
+    response = partial(parse_completion, reasoning=reasoning, service=name)
+    return replace(form, body=body, response=response)
 
 
 AZURE_CHAT_COMPLETIONS = replace(CHAT_COMPLETIONS, route=ROUTES[Api.AZURE])

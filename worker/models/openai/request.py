@@ -4,10 +4,12 @@ Only roles, text, media and calls are sent; a message's metadata never is.
 """
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from stepfleet.orchestrator.models.media import Media, media_of
+from stepfleet.orchestrator.models.services import SERVICES, Service
 from stepfleet.orchestrator.records.calls.tools import ToolSpec
 from stepfleet.orchestrator.records.conversation.messages import (
     REASONING,
@@ -19,22 +21,39 @@ from stepfleet.orchestrator.records.conversation.messages import (
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.bodies import NO_NAME, is_strict, json_text, reasoning_of, safe_name
+from stepfleet.worker.models.sent_back import SentBack, fields_of_answer, model_at, sign_foreign
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def request_body(request: ModelRequest, *, official: bool, reasoning: str = "") -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How a service departs from the protocol; `at` is what it does not take.
+
+    `service` is its name: answers go back to its models with what these have given. `reasoning`
+    names the field of answers that goes back with them. `is_gemini`: calls must be signed.
+    """
+
+    service: str = ""
+    reasoning: str = ""
+    at: Service = SERVICES["compatible"]
+    is_gemini: bool = False
+
+
+def request_body(
+    request: ModelRequest, *, official: bool, to: Dialect = Dialect()
+) -> dict[str, Any]:
     """Return the body of `request`.
 
     `official` is true for OpenAI's own service: it wants `max_completion_tokens` (newer models
     refuse `max_tokens`) and knows the developer role. Compatible servers widely read only
-    `max_tokens`, and templates of open models know only the system role. `reasoning` names the
-    field of answers that goes back with them. `extra_body` is merged last and may overrule every
-    field.
+    `max_tokens`, and templates of open models know only the system role. `extra_body` is
+    merged last and may overrule every field.
     """
     messages = wire_messages(request.messages, official=official)
-    if reasoning:
-        _add_reasoning(messages, request.messages, reasoning)
+    if to.reasoning:
+        _add_reasoning(messages, request.messages, to.reasoning)
+    _adapt(messages, request, to)
     body: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.tools:
         body["tools"] = [_tool(spec, official=official) for spec in request.tools]
@@ -47,6 +66,9 @@ def request_body(request: ModelRequest, *, official: bool, reasoning: str = "") 
     if request.settings.stream:
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}
+    for name, own in to.at.fields:
+        if (value := body.pop(name, None)) is not None and own:
+            body[own] = value
     return body | request.settings.extra_body
 
 
@@ -66,13 +88,39 @@ def wire_messages(messages: Iterable[Message], *, official: bool) -> list[dict[s
     return wires
 
 
+def _adapt(wires: list[dict[str, Any]], request: ModelRequest, to: Dialect) -> None:
+    """Change the messages to what the service takes, and add what it gave with its answers."""
+    if to.service and any(isinstance(message.content, list) for message in request.messages):
+        _give_back(wires, request.messages, model_at(to.service, request.model))
+    if to.is_gemini:
+        sign_foreign(wires)
+    if not to.at.names_authors:
+        for wire in wires:
+            wire.pop("name", None)
+
+
+def _give_back(wires: list[dict[str, Any]], messages: Sequence[Message], by: str) -> None:
+    """Add to each answer what its model is to get back; an answer is always one message here."""
+    back = SentBack(messages, by)
+    answers = (message for message in messages if message.is_assistant())
+    for wire in wires:
+        if wire["role"] == Role.TOOL:
+            wire["tool_call_id"] = back.id_of(wire["tool_call_id"])
+        if wire["role"] != Role.ASSISTANT:
+            continue
+        wire.update(fields_of_answer(next(answers), by))
+        for call in wire.get("tool_calls", ()):
+            call.update(back.fields_of(call["id"]))
+            call["id"] = back.id_of(call["id"])
+
+
 def _add_reasoning(wires: list[dict[str, Any]], messages: Iterable[Message], field: str) -> None:
     """Add its reasoning to each answer; an answer is always one message here."""
     answers = (wire for wire in wires if wire["role"] == Role.ASSISTANT)
     given = (message for message in messages if message.is_assistant())
     for wire, message in zip(answers, given, strict=True):
         for _, data in reasoning_of(message, field):
-            wire.update(data)
+            wire[field] = data.get(field)
 
 
 def _sampling(settings: ModelSettings, *, official: bool) -> dict[str, Any]:

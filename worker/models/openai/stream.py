@@ -11,13 +11,14 @@ from typing import Any
 from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.bodies import malformed, parse_event
+from stepfleet.worker.models.sent_back import THOUGHTS, add_extra
 
 _DONE = b"[DONE]"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 REASONING_DETAILS = "reasoning_details"
 MOST_CHOICES = 16
 """So many choices of one completion are read."""
-_TEXTS = ("text", "summary", "data")
+_TEXTS = ("text", "summary", "data", "thinking")
 _LONGEST_NAME = 1024
 """Characters of a name that are kept: more than a valid one has, so that it stays invalid."""
 
@@ -34,6 +35,8 @@ class _Call:
     size: int = 0
     is_whole: bool = False
     """Whether its arguments look like a whole object."""
+    extra: dict[str, Any] = field(default_factory=dict)
+    """What its service must get back with it."""
 
     def add_name(self, piece: str) -> None:
         if piece.startswith(self.name):  # the first, the whole one again, or the name so far
@@ -66,6 +69,7 @@ class _Call:
             "type": "function",
             "function": {"name": self.name, "arguments": arguments},
             **named,
+            **self.extra,
         }
 
     def _has(self, piece: str) -> bool:
@@ -115,6 +119,7 @@ class StreamedCalls:
         elif isinstance(arguments, str):
             call.add_arguments(arguments)
         self.size += call.size - before
+        add_extra(call.extra, delta)
 
     def _place(self, index: Any, call_id: Any, name: Any, arguments: Any) -> tuple[int, int]:
         """Return where the call of a piece stands: its index, and which of those that share it."""
@@ -148,7 +153,7 @@ class StreamedDetails:
             return
         kind, index = piece.get("type"), piece.get("index")
         place = (kind if isinstance(kind, str) else "", index if isinstance(index, int) else 0)
-        if place != self._place:
+        if place != self._place or _is_whole(self._items[-1][0]):
             if len(self._items) > MOST_CALLS:
                 return
             self._place = place
@@ -180,6 +185,8 @@ class _StreamedChoice:
         self._refusal: list[str] = []
         self._reasoning: dict[str, list[str]] = {}
         self._details = StreamedDetails()
+        self._thoughts = StreamedDetails()
+        self._extra: dict[str, Any] = {}
         self._has_deltas = False
 
     @property
@@ -198,11 +205,8 @@ class _StreamedChoice:
             self._add_calls(delta)
         if isinstance(refused := delta.get("refusal"), str):
             self._refusal.append(refused)
-        for name in REASONING_FIELDS:
-            if isinstance(thought := delta.get(name), str) and thought:
-                self._think(name, thought)
-        for one in _as_list(delta.get(REASONING_DETAILS)):
-            self._details.add(one)
+        self._add_reasoning(delta)
+        add_extra(self._extra, delta)
         content = delta.get("content")
         if not isinstance(content, str):
             for thought in thoughts_in(content):
@@ -212,6 +216,15 @@ class _StreamedChoice:
             self.size += len(content)
             self._content.append(content)
         return content
+
+    def _add_reasoning(self, delta: dict[str, Any]) -> None:
+        for name in REASONING_FIELDS:
+            if isinstance(thought := delta.get(name), str) and thought:
+                self._think(name, thought)
+        for one in _as_list(delta.get(REASONING_DETAILS)):
+            self._details.add(one)
+        for one in _as_list(delta.get(THOUGHTS)):
+            self._thoughts.add(one)
 
     def _think(self, name: str, thought: str) -> None:
         self._reasoning.setdefault(name, []).append(thought)
@@ -224,6 +237,9 @@ class _StreamedChoice:
         message |= {field: "".join(pieces) for field, pieces in self._reasoning.items()}
         if details := self._details.all():
             message[REASONING_DETAILS] = details
+        if thoughts := self._thoughts.all():
+            message[THOUGHTS] = thoughts
+        message |= self._extra
         if self.calls:
             message["tool_calls"] = self.calls.all()
         return {"index": index, "message": message, "finish_reason": self.finish_reason}
@@ -351,6 +367,13 @@ def thoughts_in(content: Any) -> list[str]:
         return []
     parts = [one for one in content if isinstance(one, dict) and one.get("type") == "thinking"]
     return [_text(one.get("thinking")) for one in parts]
+
+
+def _is_whole(item: dict[str, Any]) -> bool:
+    """Return whether an item without an index is over: pieces of the next one look like its own."""
+    if item.get("index") is not None:
+        return False
+    return bool(item.get("signature")) or item.get("type") == "redacted_thinking"
 
 
 def _as_list(value: Any) -> list[Any]:

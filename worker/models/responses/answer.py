@@ -22,7 +22,8 @@ from stepfleet.worker.models.bodies import (
     usage_within,
     word,
 )
-from stepfleet.worker.models.responses.request import PROVIDER
+from stepfleet.worker.models.responses.request import PROVIDER, SERVICE
+from stepfleet.worker.models.sent_back import kept_of, model_at
 
 _ENDS = {"response.completed", "response.incomplete", "response.failed"}
 _TEXT_DELTA = "response.output_text.delta"
@@ -62,6 +63,7 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
             case "function_call":
                 calls.append({**item, "id": item.get("call_id")})
     found = parse_tool_calls(calls, new_id=new_call_id)
+    ids = [{"id": one["id"]} for one in calls]  # LiteLLM reads nothing else of a call
     reason = _reason(payload, has_calls=bool(found))
     if refusals and not texts and not found:
         texts, reason = refusals, FinishReason.CONTENT_FILTER
@@ -73,7 +75,7 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
         model=model if isinstance(model, str) and model else default_model,
         service_tier=tier_of(payload.get("service_tier")),
         finish_reason=reason,
-        reasoning=tuple(reasoning),
+        reasoning=(*reasoning, *kept_of({}, ids, model_at(SERVICE, default_model))),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
     )

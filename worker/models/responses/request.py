@@ -23,8 +23,9 @@ from stepfleet.worker.models.bodies import (
     with_reasoning,
 )
 from stepfleet.worker.models.openai.request import response_format
+from stepfleet.worker.models.sent_back import SentBack, model_at
 
-PROVIDER = "openai"
+PROVIDER, SERVICE = "openai", "openai-responses"
 _WITHOUT_REASONING = re.compile(r"(?:ft:)?(?:gpt-[34]|chatgpt-|gpt-\d[\d.]*-chat)")
 """Models that do not reason: the service refuses them the request for encrypted reasoning."""
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
@@ -37,7 +38,7 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     """
     body: dict[str, Any] = {
         "model": request.model,
-        "input": [item for message in request.messages for item in _items(message)],
+        "input": _input(request),
         "store": False,
     }
     if not _WITHOUT_REASONING.match(request.model):
@@ -51,6 +52,16 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     if request.output:
         body["text"] = {"format": _format(response_format(request.output))}
     return body | _sampling(request.settings) | request.settings.extra_body
+
+
+def _input(request: ModelRequest) -> list[dict[str, Any]]:
+    """Return the items of the conversation; calls have the ids that the model gave them."""
+    items = [item for message in request.messages for item in _items(message)]
+    back = SentBack(request.messages, model_at(SERVICE, request.model))
+    for item in items:
+        if call_id := item.get("call_id"):
+            item["call_id"] = back.id_of(call_id)
+    return items
 
 
 def _sampling(settings: ModelSettings) -> dict[str, Any]:

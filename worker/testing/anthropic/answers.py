@@ -151,12 +151,16 @@ class _Message:
         kind = block["type"]
         name = {"tool_use": "input"}.get(kind, kind)
         whole = exact_json.text(block[name]) if kind == "tool_use" else block[name]
-        empty: dict[str, Any] = {**block, name: {} if kind == "tool_use" else ""}
+        signed = {"signature": ""} if kind == "thinking" else {}
+        empty: dict[str, Any] = {**block, **signed, name: {} if kind == "tool_use" else ""}
         yield _event("content_block_start", index=index, content_block=empty)
         delta = {"tool_use": "input_json_delta"}.get(kind, f"{kind}_delta")
         part = "partial_json" if kind == "tool_use" else name
         for piece in pieces_of(whole, self.reply.piece):
             change = {"type": delta, part: piece}
+            yield _event("content_block_delta", index=index, delta=change)
+        if signed:
+            change = {"type": "signature_delta", "signature": block["signature"]}
             yield _event("content_block_delta", index=index, delta=change)
         yield _event("content_block_stop", index=index)
 

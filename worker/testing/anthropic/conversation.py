@@ -6,7 +6,7 @@ from typing import Any
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.scenario.latency import name_of
 from stepfleet.worker.testing.scenario.shapes import Tagged
-from stepfleet.worker.testing.wire import MisfitError, fit
+from stepfleet.worker.testing.wire import PLAIN_ID, MisfitError, fit, fit_id
 
 _SOURCE = {"type": str, "data?": str, "url?": str, "media_type?": str}
 _RESULT: dict[str, dict[str, Any]] = {
@@ -168,6 +168,7 @@ def _assistant(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
             )
             raise MisfitError(where, why)
         if block["type"] == "tool_use":
+            fit_id(block["id"], PLAIN_ID, f"{where}.tool_use.id")
             arguments = exact_json.text(block["input"])
             function = {"name": block["name"], "arguments": arguments}
             calls.append({"id": block["id"], "type": "function", "function": function})

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepfleet.orchestrator.records import exact_json
-from stepfleet.worker.testing.wire import MisfitError, fit
+from stepfleet.worker.testing.wire import PLAIN_ID, MisfitError, fit, fit_id
 
 PATH = re.compile(r"/model/(?P<model>.+)/(?P<verb>converse|converse-stream)")
 _SOURCE = {"bytes?": str, "s3Location?": {"uri": str}}
@@ -210,6 +210,7 @@ def _assistant(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
         if calls and block.get("reasoningContent"):
             raise MisfitError(f"{place}.content.{number}", "`thinking` blocks cannot be modified")
         if used := block.get("toolUse"):
+            fit_id(used["toolUseId"], PLAIN_ID, f"{place}.content.{number}.toolUse.toolUseId")
             arguments = exact_json.text(used["input"])
             function = {"name": used["name"], "arguments": arguments}
             calls.append({"id": used["toolUseId"], "type": "function", "function": function})

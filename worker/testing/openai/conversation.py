@@ -159,6 +159,7 @@ def _order(messages: list[dict[str, Any]]) -> Iterator[Violation]:
 def _calls(messages: list[dict[str, Any]], names: set[str], key: str) -> Iterator[Violation]:
     """Check that each call is answered once, in order, before any other message."""
     open_ids: list[str] = []
+    used: set[str] = set()
     turn = 0
     for i, message in enumerate(messages):
         place = f"messages[{i}]"
@@ -174,7 +175,7 @@ def _calls(messages: list[dict[str, Any]], names: set[str], key: str) -> Iterato
             yield from _assistant(place, message)
             calls = message.get("tool_calls") or []
             issued = [call_id(key, turn, index) for index in range(len(calls))]
-            yield from _requested(place, calls, names, issued)
+            yield from _requested(place, calls, names, issued, used)
             open_ids = [call["id"] for call in calls]
         else:
             yield from _content(place, message.get("content"))
@@ -209,9 +210,8 @@ def _content(place: str, content: Any) -> Iterator[Violation]:
 
 
 def _requested(
-    place: str, calls: list[Any], names: set[str], issued: list[str]
+    place: str, calls: list[Any], names: set[str], issued: list[str], used: set[str]
 ) -> Iterator[Violation]:
-    seen: set[str] = set()
     for index, call in enumerate(calls):
         where = f"{place}.tool_calls[{index}]"
         if not isinstance(call, dict) or not isinstance(call.get("function"), dict):
@@ -221,9 +221,9 @@ def _requested(
         if not isinstance(made, str) or not made.strip():
             yield Violation(f"{where}.id", "must not be blank")
             return
-        if made in seen:
-            yield Violation(f"{where}.id", f"{made!r} is used twice in one message")
-        seen.add(made)
+        if made in used:
+            yield Violation(f"{where}.id", f"{made!r} is used twice")
+        used.add(made)
         if call.get("type") != "function":
             yield Violation(f"{where}.type", "must be function")
         if not isinstance(name, str) or not _TOOL_NAME.fullmatch(name):

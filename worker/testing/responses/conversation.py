@@ -1,12 +1,14 @@
 """Reads a request of Responses as one of chat completions, as strictly as the service. Pure."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from stepfleet.worker.testing.scenario.shapes import Tagged
-from stepfleet.worker.testing.wire import MisfitError, fit
+from stepfleet.worker.testing.wire import MisfitError, fit, fit_id
 
 PATH = "/v1/responses"
+_ID = re.compile(r".{1,64}")
 _PARTS = {"input_text": "text", "input_image": "image_url", "input_file": "file"}
 _PART = Tagged({
     "input_text": {"text": str},
@@ -107,6 +109,7 @@ def _check_calls(items: list[dict[str, Any]]) -> None:
     called: list[str] = []
     for number, item in enumerate(items):
         if item.get("type") == "function_call":
+            fit_id(item["call_id"], _ID, f"input[{number}].call_id")
             called.append(item["call_id"])
         elif item.get("type") == "function_call_output":
             if item["call_id"] not in called:

@@ -17,7 +17,7 @@ from stepfleet.orchestrator.errors import (
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.worker.attempt.fallback import first_answer, pruned
 
-LIST = ("p:a", "q:b")
+LIST = ("vllm:a", "groq:b")
 LONG = (
     Message.user("first"),
     Message.assistant("middle " * 100),
@@ -65,10 +65,10 @@ def answer(*given: Exception | str, models: tuple[str, ...] = LIST) -> tuple[Any
 )
 def test_the_next_model_answers_where_one_is_out_or_too_small(failure: ModelError) -> None:
     response, called = answer(failure, "yes")
-    assert called == ["p:a/5", "q:b/5"]
+    assert called == ["vllm:a/5", "groq:b/5"]
     assert response.content == "yes"
-    assert response.fallback.model == "q:b"
-    assert [(one.model, one.code) for one in response.fallback.failed] == [("p:a", failure.code)]
+    assert response.fallback.model == "groq:b"
+    assert [(one.model, one.code) for one in response.fallback.failed] == [("vllm:a", failure.code)]
     assert response.fallback.failed[0].ambiguous == isinstance(failure, ModelTimeoutError)
 
 
@@ -84,30 +84,30 @@ def test_the_next_model_answers_where_one_is_out_or_too_small(failure: ModelErro
     ],
 )
 def test_refusals_of_the_request_pass_to_no_other_model(failure: ModelError) -> None:
-    assert answer(failure) == (failure, ["p:a/5"])
+    assert answer(failure) == (failure, ["vllm:a/5"])
 
 
 def test_a_mistake_of_the_second_model_leaves_the_step_to_be_tried_again() -> None:
     error, _ = answer(out(), permanent(ModelErrorCode.INVALID_API_KEY))
     assert error.retryable
-    assert error.message == "q:b: refused; after p:a: in trouble"
+    assert error.message == "groq:b: refused; after vllm:a: in trouble"
 
 
 def test_a_conversation_that_is_too_long_for_all_is_shortened_for_the_first() -> None:
     small = ContextWindowError("too long", limit=20)
     response, called = answer(small, small, "yes")
-    assert called == ["p:a/5", "q:b/5", "p:a/2"]
-    assert response.fallback.model == "p:a"
+    assert called == ["vllm:a/5", "groq:b/5", "vllm:a/2"]
+    assert response.fallback.model == "vllm:a"
 
     response, called = answer(out(), small, "yes")
-    assert called == ["p:a/5", "q:b/5", "q:b/2"]
-    assert response.fallback.model == "q:b"
+    assert called == ["vllm:a/5", "groq:b/5", "groq:b/2"]
+    assert response.fallback.model == "groq:b"
 
 
 def test_one_model_alone_behaves_as_ever() -> None:
     small = ContextWindowError("too long", limit=20)
-    response, called = answer(small, "yes", models=("p:a",))
-    assert (called, response.fallback) == (["p:a/5", "p:a/2"], None)
+    response, called = answer(small, "yes", models=("vllm:a",))
+    assert (called, response.fallback) == (["vllm:a/5", "vllm:a/2"], None)
 
 
 @pytest.mark.parametrize(
@@ -131,16 +131,16 @@ def test_a_list_is_refused_with_the_model_and_the_fix(
 
 
 def test_the_list_is_part_of_the_configuration_and_a_single_model_is_stored_as_ever() -> None:
-    one, two = Agent("a", model="p:a").config, Agent("a", model=list(LIST)).config
-    assert one.to_json() == '{"name":"a","model":"p:a"}'
+    one, two = Agent("a", model="vllm:a").config, Agent("a", model=list(LIST)).config
+    assert one.to_json() == '{"name":"a","model":"vllm:a"}'
     assert two.models == LIST
-    assert two.digest not in (one.digest, Agent("a", model=["p:a", "q:c"]).config.digest)
+    assert two.digest not in (one.digest, Agent("a", model=["vllm:a", "groq:c"]).config.digest)
 
 
 def test_a_runs_own_model_replaces_the_whole_list_and_a_list_the_model() -> None:
     listed = Agent("a", model=list(LIST)).config
-    alone = stored_overrides(listed, {"model": "p:c"})
-    assert listed.with_overrides(alone).models == ("p:c",)
-    both = stored_overrides(listed, {"model": ["p:c", "p:d"]})
-    assert listed.with_overrides(both).models == ("p:c", "p:d")
-    assert listed.with_overrides(merged_overrides(both, alone)).models == ("p:c",)
+    alone = stored_overrides(listed, {"model": "vllm:c"})
+    assert listed.with_overrides(alone).models == ("vllm:c",)
+    both = stored_overrides(listed, {"model": ["vllm:c", "vllm:d"]})
+    assert listed.with_overrides(both).models == ("vllm:c", "vllm:d")
+    assert listed.with_overrides(merged_overrides(both, alone)).models == ("vllm:c",)

@@ -72,7 +72,7 @@ def test_a_whole_conversation_has_the_sdks_types() -> None:
         "tool_result", "tool_result", "text",
     ]  # fmt: skip
     used, answered = made["messages"][1]["content"][2], made["messages"][2]["content"][0]
-    assert used["id"] == answered["tool_use_id"] == "call_1"
+    assert used["id"] == answered["tool_use_id"] == "call.1"  # as it was given: see `call_ids`
     assert made["tool_choice"] == {
         "type": "tool", "name": "look", "disable_parallel_tool_use": True,
     }  # fmt: skip

@@ -117,7 +117,7 @@ def test_a_whole_conversation_is_what_botocore_sends(model: str, stream: bool) -
     assert kinds(made["messages"][1]) == ["reasoningContent", "text", "toolUse", "toolUse"]
     assert kinds(made["messages"][2])[:3] == ["toolResult", "toolResult", "text"]
     used, answered = made["messages"][1]["content"][2], made["messages"][2]["content"][0]
-    assert used["toolUse"]["toolUseId"] == answered["toolResult"]["toolUseId"] == "call_1"
+    assert used["toolUse"]["toolUseId"] == answered["toolResult"]["toolUseId"] == "call.1"
     assert kinds(answered["toolResult"]) == ["json", "image"]
     assert made["toolConfig"]["toolChoice"] == {"tool": {"name": "look"}}
     assert made["toolConfig"]["tools"][1]["toolSpec"]["strict"]

@@ -7,7 +7,7 @@ import pytest
 
 from stepfleet.orchestrator import LLMResponse, Message, ModelRequest, ToolCall
 from stepfleet.worker.models.openai.answer import parse_completion
-from stepfleet.worker.models.openai.request import request_body
+from stepfleet.worker.models.openai.request import Dialect, request_body
 from stepfleet.worker.models.openai.stream import StreamedCompletion
 
 DETAILS = [
@@ -63,14 +63,14 @@ def test_it_goes_back_with_its_answer_to_its_own_service_alone(field: str, value
     before = Message.assistant("Of another model.", (call,))
     talk = (Message.user("hi"), before, Message.assistant(stored.as_content, (call,)))
     request = ModelRequest(model="m", messages=talk)
-    sent = request_body(request, official=False, reasoning=field)["messages"]
+    sent = request_body(request, official=False, to=Dialect(reasoning=field))["messages"]
     assert sent[2][field] == value
     assert sent[2]["content"] == "So."
     assert field not in sent[1]
     other = "reasoning_details" if field == "reasoning_content" else "reasoning_content"
     for body in (
         request_body(request, official=True),
-        request_body(request, official=False, reasoning=other),
+        request_body(request, official=False, to=Dialect(reasoning=other)),
     ):
         assert "Let me see." not in str(body)
 

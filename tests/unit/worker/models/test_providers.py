@@ -149,6 +149,20 @@ async def test_foreign_errors_become_permanent_model_errors() -> None:
     assert not raised.value.retryable
 
 
+@pytest.mark.parametrize("error", [KeyError("x"), ModelError("x")])
+async def test_a_failure_of_an_own_model_has_a_code_that_names_no_provider(
+    error: Exception,
+) -> None:
+    with pytest.raises(ModelError) as raised:
+        await generate(Scripted(error))
+    assert raised.value.code == "MODEL_ERROR"
+
+
+async def test_no_content_at_all_is_an_empty_text() -> None:
+    given = LLMResponse(model="m").model_copy(update={"content": None})
+    assert (await generate(Scripted(given))).content == ""
+
+
 async def test_an_answer_of_the_wrong_type_is_a_model_error() -> None:
     with pytest.raises(ModelError, match="must return LLMResponse"):
         await generate(Scripted("just text"))

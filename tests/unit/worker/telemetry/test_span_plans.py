@@ -71,22 +71,22 @@ def test_a_child_run_names_its_parent_on_every_span_of_its_own() -> None:
 
 def test_a_failure_is_reported_by_its_code_and_never_in_words() -> None:
     """OBS-01: error status on step and run."""
-    error = an_error(ErrorType.MODEL, code="OPENAI_ERROR", message="sk-secret")
+    error = an_error(ErrorType.MODEL, code="MODEL_ERROR", message="sk-secret")
     verdict = a_verdict(Move.FINISH, stop_reason=StopReason.ERROR, failure=error, error="sk-secret")
-    called = a_model_call(response=None, code="OPENAI_ERROR", kind="model")
+    called = a_model_call(response=None, code="MODEL_ERROR", kind="model")
     model, step, run = spans_of(an_attempt(verdict, called))
-    assert [one.error for one in (model, step, run)] == ["OPENAI_ERROR"] * 3
+    assert [one.error for one in (model, step, run)] == ["MODEL_ERROR"] * 3
     assert all(is_failure(one) for one in (model, step, run))
     assert "sk-secret" not in repr((model.attributes, step.attributes, run.attributes))
 
 
 def test_attempts_that_are_made_again_have_spans_of_their_own() -> None:
     """OBS-01: one per attempt, different ids."""
-    error = an_error(ErrorType.MODEL, code="OPENAI_ERROR")
+    error = an_error(ErrorType.MODEL, code="MODEL_ERROR")
     again = a_verdict(Move.RETRY, logged=False, failure=error, delay=1.0)
     (first,) = spans_of(an_attempt(again))
     (second,) = spans_of(an_attempt(again, attempts=1))
-    assert (first.name, first.error) == ("step_1", "OPENAI_ERROR")
+    assert (first.name, first.error) == ("step_1", "MODEL_ERROR")
     assert first.span_id != second.span_id
     assert [one.attributes["stepfleet.attempt"] for one in (first, second)] == [1, 2]
 

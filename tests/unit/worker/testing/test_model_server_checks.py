@@ -31,7 +31,7 @@ SOUND = [
     sent(SYSTEM),
     sent(USER, {"role": "assistant", "content": "yes"}, USER),
     sent(USER, asks("a", "b"), answers("a"), answers("b")),
-    sent(USER, asks("a"), answers("a"), asks("a"), answers("a"), USER),
+    sent(USER, asks("a"), answers("a"), asks("b"), answers("b"), USER),
     sent(USER, asks("a"), answers("a"), SYSTEM),
     sent(USER, tool_choice={"type": "function", "function": {"name": "look"}}),
     sent({"role": "user", "content": [{"type": "text", "text": "hi"}]}),
@@ -64,6 +64,9 @@ BROKEN = {
     "blank id": (sent(USER, asks(" "), answers(" ")), "messages[1].tool_calls[0].id"),
     "one id twice": (
         sent(USER, asks("a", "a"), answers("a"), answers("a")), "messages[1].tool_calls[1].id"),
+    "one id in two turns": (
+        sent(USER, asks("a"), answers("a"), asks("a"), answers("a")),
+        "messages[3].tool_calls[0].id"),
     "arguments no text": (
         sent(USER, {"role": "assistant", "tool_calls": [
             {"id": "a", "type": "function", "function": {"name": "look", "arguments": {}}}]},

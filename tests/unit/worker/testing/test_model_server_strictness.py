@@ -2,6 +2,7 @@
 
 import copy
 import random
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -275,6 +276,35 @@ def test_a_result_without_its_call_is_refused(client: httpx.Client, name: str) -
         "converse": "roles must alternate",
     }  # fmt: skip
     assert words[name] in refusal(client, name, body)
+
+
+def with_ids(body: Body, change: Callable[[list[str]], list[str]]) -> Body:
+    """Return the body with other ids of its calls."""
+    text = orjson.dumps(body).decode()
+    ids = list(dict.fromkeys(re.findall(r'"(call_[0-9a-f]+)"', text)))
+    for old, new in zip(ids, change(ids), strict=True):
+        text = text.replace(f'"{old}"', f'"{new}"')
+    changed: Body = orjson.loads(text)
+    return changed
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_an_id_that_two_calls_have_is_refused(client: httpx.Client, name: str) -> None:
+    body = with_ids(conversation(client, name), lambda ids: ids[:1] * len(ids))
+    if name == "responses":  # whose items of calls have ids of their own too
+        body["input"] = [{key: one[key] for key in one if key != "id"} for one in body["input"]]
+        body["input"] = [one for one in body["input"] if one.get("type") != "reasoning"]
+    assert "is used twice" in refusal(client, name, body)
+
+
+@pytest.mark.parametrize(
+    ("name", "odd"), [("messages", "call.1"), ("converse", "call 1"), ("responses", "x" * 65)]
+)
+def test_an_id_that_the_service_does_not_take_is_refused(
+    client: httpx.Client, name: str, odd: str
+) -> None:
+    body = with_ids(conversation(client, name), lambda ids: [odd, *ids[1:]])
+    assert "should match pattern" in refusal(client, name, body)
 
 
 def test_thinking_comes_back_unchanged_and_first(client: httpx.Client) -> None:
