@@ -74,8 +74,7 @@ local function ask(op)
   end
   local name, ms, kind = blocked_by(e.names, e.amounts)
   if count_of(line) == 0 and not name then
-    local l = states[line].l
-    if l then l.n, l.from = 0, math.max(now, l.from) end -- nobody waits: what is used is not what is allowed
+    learn.look(line)
     grant(e)
     if op.op ~= 'try' then dispatch(e) end
     return 'granted'
@@ -118,7 +117,7 @@ local function look_at_levels(state, size)
   for i = 1, #page[2], 2 do
     local name, s = page[2][i], decoded(page[2][i + 1]) or {}
     local at = tonumber(s.at)
-    if s.l then is_learned(name) end
+    if s.l then learn.is_known(name) end
     if at and (s.f or 0) > 0 and (size == 0 or s.n ~= round) then
       load({ name })
       touched[name], freed[name] = true, true
@@ -192,9 +191,9 @@ for i, op in ipairs(ops) do
       redis.call('HDEL', waiting_key, op.run)
     end
   elseif op.op == 'throttled' then
-    results[i] = throttled(op)
+    results[i] = learn.throttled(op)
   elseif op.op == 'headers' then
-    results[i] = headers(op)
+    results[i] = learn.headers(op)
   elseif op.op == 'charge' then
     results[i] = charge(op)
   elseif op.op == 'lost' then

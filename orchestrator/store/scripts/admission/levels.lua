@@ -112,7 +112,8 @@ local function load(names, of_settings, of_state)
     local limit = decoded(text) or (text and { in_flight = 0 } or {}) -- nobody knows what it allows
     states[name], configured[name], texts[name] = decoded(known[i]) or {}, limit, found[2 * i - 1] or ''
     local l = states[name].l
-    if l and l.of ~= redis.sha1hex(texts[name]) then states[name].l = nil end -- somebody has set or cleared the limit
+    -- Somebody has set or cleared the limit, or a worker of the release before has learned it.
+    if l and (l.of ~= redis.sha1hex(texts[name]) or not l.bn) then states[name].l = nil end
     if texts[name] == '' and states[name].cool and not states[name].l then -- cleared: that ends its pause
       states[name].cool, touched[name] = nil, true
     end
