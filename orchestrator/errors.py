@@ -94,15 +94,26 @@ class InvalidToolCallError(ToolExecutionError):
     type = ErrorType.VALIDATION
 
 
+LONGEST_WISH = 3600.0
+"""Seconds; no wish of a provider is longer."""
+
+
+def bounded_wish(seconds: float | None) -> float | None:
+    """Return a wish to wait in seconds, from 0 to an hour; None for what is no number."""
+    if not isinstance(seconds, int | float) or seconds != seconds:  # noqa: PLR0124 - nan
+        return None
+    return float(min(max(seconds, 0), LONGEST_WISH))
+
+
 class ModelError(AgentException):
     """A model call failed.
 
     `retryable` marks a transient failure, which is tried again as the same step;
-    `retry_after` is the provider's wish in seconds, if it sent one. `code` is the cause; those of
-    `PERMANENT` are never retried. `received` is set where the provider was at work when the call
-    failed, so that it may charge for it: the approximate number of tokens that had arrived;
-    `usage` is the usage that it reported, if any. The worker adds `model`, the full name of the one
-    that was called, `spent`, and `outage`: the circuits that are open.
+    `retry_after` is the provider's wish in seconds (an hour at most), if it sent one. `code` is the
+    cause; those of `PERMANENT` are never retried. `received` is set where the provider was at work
+    when the call failed, so that it may charge for it: the approximate number of tokens that had
+    arrived; `usage` is the usage that it reported, if any. The worker adds `model`, the full name
+    of the one that was called, `spent`, and `outage`: the circuits that are open.
     """
 
     code = ModelErrorCode.OTHER.value
@@ -118,7 +129,7 @@ class ModelError(AgentException):
         received: int | None = None,
     ) -> None:
         super().__init__(message, retryable=retryable)
-        self.retry_after = retry_after
+        self.retry_after = bounded_wish(retry_after)
         self.received = received
         self.model = ""
         self.usage: UsageStats | None = None
@@ -136,7 +147,9 @@ class ModelError(AgentException):
 class RateLimitError(ModelError):
     """The provider refuses for now (429).
 
-    `unsent` is set where the worker did not make the call: others had just been refused.
+    `unsent` is set where the worker did not make the call: others had just been refused. `sheds`
+    is set where the provider lacks capacity for the tier of the call (flex): that is no limit of
+    the account. The worker adds `limit`, the name of the limits that it was made under.
     """
 
     code = ModelErrorCode.RATE_LIMIT.value
@@ -144,7 +157,8 @@ class RateLimitError(ModelError):
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message, retryable=True, retry_after=retry_after)
-        self.unsent = False
+        self.unsent = self.sheds = False
+        self.limit = ""
 
 
 class ContextWindowError(ModelError):

@@ -33,7 +33,7 @@ def start(redis_url: str) -> Iterator[Start]:
 
 
 def steady(per_second: float) -> Callable[[float], float]:
-    return lambda at: per_second
+    return lambda _: per_second
 
 
 @pytest.mark.parametrize("calls", [20, 50, 200])

@@ -107,7 +107,8 @@ class AllOf:
     parts: list[Provider]
 
     def accepts(self, at: float) -> bool:
-        return all([one.accepts(at) for one in self.parts])
+        answers = [one.accepts(at) for one in self.parts]  # each counts the call
+        return all(answers)
 
 
 @dataclass

@@ -28,6 +28,7 @@ from stepfleet.orchestrator.limits.estimates import (
 )
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, exceeded, limit_of_run, names_of
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
+from stepfleet.orchestrator.models.accounts import limit_name
 from stepfleet.orchestrator.protocol.claim import (
     Claim,
     Committed,
@@ -172,15 +173,16 @@ class AdmittedSteps:
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
         """Commit by the store; settle the call, and request the grant of the next one."""
         gate = self._gate
-        if verdict.refused:
-            await gate.paused(verdict.refused)
+        waits_together = bool(verdict.refused) and await gate.pauses(verdict.refused)
         if verdict.unsent:
             return await self._held_back(claim)
         if not gate.active and claim.run_id not in gate.held:
             return await self._store.commit(claim, verdict, events)
         self._learn(claim, verdict)  # before the next step is expected to take as much
-        following = self._following(claim, verdict)
-        again = following is not None and bool(verdict.refused)
+        following = None
+        if waits_together or not verdict.refused:
+            following = self._following(claim, verdict)
+        again = following is not None and waits_together
         if again:
             verdict = replace(verdict, delay=0.0)
         publish = following is None
@@ -213,13 +215,13 @@ class AdmittedSteps:
             return replace(claim, state=state)
         self._gate.crash("step-put-back")
         if done.applied and done.status == "in_progress":
-            await self._wait(request, "ask")
+            await self._wait(request, "again" if claim.limited else "ask")
         return Refusal(Refused.LIMITED, LOOK_AGAIN_MS)
 
     async def _held_back(self, claim: Claim) -> Committed:
         """Release a step whose call was not sent, and have it wait."""
         for model in claim.config.models:  # until the limit is known that its refusal has made
-            await self._gate.paused(model)
+            await self._gate.pauses(limit_name(model, claim.config.settings))
         done = await self._store.commit(claim, _RELEASED(claim.state), Events([]), publish=False)
         request, _ = self._request(claim)
         if request is not None and done.applied and done.status == "in_progress":
@@ -311,7 +313,7 @@ class AdmittedSteps:
     def _names(self, claim: Claim, model: str) -> tuple[str, ...]:
         return names_of(
             self._gate.limits,
-            model=model,
+            model=limit_name(model, claim.config.settings),
             tenant=claim.tenant or "",
             batch=claim.payer,
             agent=claim.config.name,
@@ -322,7 +324,7 @@ class AdmittedSteps:
     def _ending(self, claim: Claim, verdict: Verdict) -> list[Operation]:
         """Return what ends a step's grant."""
         gate = self._gate
-        if verdict.refused:  # its request is not given back: what follows a pause comes evenly
+        if verdict.refused:  # its request is not given back: the provider has counted it
             return [settling(claim.hint, Amounts(), NOTHING if gate.has_budgets else None)]
         used = gate.held.get(claim.run_id)
         result = verdict.logged.result if verdict.logged else None

@@ -16,7 +16,8 @@
 --   headers           names, said, left, make: limits per minute by kind, and what is left, as the model's answers state
 --                     them; without `make` only where the model has a limit
 --   tick              looks for grants that nobody renews
--- Returns { a word per operation, admitted, next, waiting, version, mine, missing }: `admitted` (run, step, agent, ...) are to
+--   unsound           why: it could not be written
+-- Returns { a word per operation ('failed: ...' for one that failed alone), admitted, next, waiting, version, mine, missing }: `admitted` (run, step, agent, ...) are to
 -- be dispatched by the caller, also those that it requested itself; after `next` ms something may be admitted (-1: only when
 -- a call ends); `waiting` steps wait in all; with `mine` the caller is to come back by then, else somebody else will.
 -- Calls of the names `missing` wait for their `base`. A step whose budget is spent is dispatched without a grant: whoever
@@ -180,38 +181,30 @@ if #runs > 0 then
 end
 local version, turn_text = load(names, { 'version' }, { '*', '*turn' })
 local results = {}
-for i, op in ipairs(ops) do
-  if op.op == 'try' or op.op == 'ask' or op.op == 'again' then
-    results[i] = ask(op)
-  elseif op.op == 'settle' then
-    results[i] = settle(op)
-  elseif op.op == 'refund' then
-    results[i] = drop(op.run, op.step, {})
-    if lines_total > 0 and string.match(redis.call('HGET', waiting_key, op.run) or '', '^%d+') == tostring(op.step) then
-      redis.call('HDEL', waiting_key, op.run)
-    end
-  elseif op.op == 'throttled' then
-    results[i] = learn.throttled(op)
-  elseif op.op == 'headers' then
-    results[i] = learn.headers(op)
-  elseif op.op == 'charge' then
-    results[i] = charge(op)
-  elseif op.op == 'lost' then
-    results[i] = lost(op)
-  elseif op.op == 'base' then
-    results[i] = base(op)
-  elseif op.op == 'renew' then
-    local held = grant_of(op.run)
-    results[i] = 'none'
-    if held and held.step == op.step then
-      held.till, held.again = now + lease, nil
-      set_grant(op.run, held)
-      results[i] = 'done'
-    end
-  else
-    look_at_grants(own)
-    results[i] = 'done'
+local apply = { try = ask, ask = ask, again = ask, settle = settle, charge = charge, lost = lost, base = base,
+  throttled = learn.throttled, headers = learn.headers }
+function apply.refund(op)
+  local word = drop(op.run, op.step, {})
+  if lines_total > 0 and string.match(redis.call('HGET', waiting_key, op.run) or '', '^%d+') == tostring(op.step) then
+    redis.call('HDEL', waiting_key, op.run)
   end
+  return word
+end
+function apply.renew(op)
+  local held = grant_of(op.run)
+  if not held or held.step ~= op.step then return 'none' end
+  held.till, held.again = now + lease, nil
+  set_grant(op.run, held)
+  return 'done'
+end
+function apply.tick()
+  look_at_grants(own)
+  return 'done'
+end
+function apply.unsound(op) error(op.why, 0) end
+for i, op in ipairs(ops) do
+  local is_applied, word = pcall(apply[op.op], op)
+  results[i] = is_applied and word or 'failed: ' .. tostring(type(word) == 'table' and word.err or word)
 end
 local waiting_total = 0
 if lines_total > 0 or #queue > 0 or next(counts_changed) then
