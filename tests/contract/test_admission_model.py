@@ -242,7 +242,7 @@ BUGS = {
         "amount(grant.amounts, kind) - amount(used, kind)",
         "0",
     ),
-    "a refund takes once more": ("results[i] = drop(op.run, op.step, {})", "results[i] = 'done'"),
+    "a refund takes once more": ("local word = drop(op.run, op.step, {})", "local word = 'done'"),
     "who is full blocks the line": ("if is_shared(line, name) then", "if true then"),
     "a run that asks again has two places": (
         "if step == tostring(e.step) and tonumber(since) > (own.lost or 0) then return 'waits' end",
