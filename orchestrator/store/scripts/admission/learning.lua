@@ -52,6 +52,7 @@ function learn.begin(name)
   local l = { of = redis.sha1hex(texts[name]), at = now, need = now, t = learn.TOLERATED, bn = 0, bx = 0, ends = 0, k = 0,
     wave = 0, up = now }
   learn.begin_window(l, now)
+  l.n = states[name].f or 0 -- the refused call is one of those
   states[name].l = l
   return l
 end
