@@ -113,17 +113,28 @@ class InvalidToolCallError(ToolExecutionError):
     type = ErrorType.VALIDATION
 
 
+LONGEST_WISH = 3600.0
+"""Seconds; no wish of a provider is longer."""
+
+
+def bounded_wish(seconds: float | None) -> float | None:
+    """Return a wish to wait in seconds, from 0 to an hour; None for what is no number."""
+    if not isinstance(seconds, int | float) or seconds != seconds:  # noqa: PLR0124 - nan
+        return None
+    return float(min(max(seconds, 0), LONGEST_WISH))
+
+
 class ModelError(AgentException):
     """A model call failed.
 
     `retryable` marks a transient failure, which is tried again as the same step;
-    `retry_after` is the provider's wish in seconds, if it sent one. `code` is the cause; those of
-    `PERMANENT` are never retried. `received` is set where the provider was at work when the call
-    failed, so that it may charge for it: the approximate number of tokens that had arrived;
-    `usage` is the usage that it reported, if any. The worker adds `model`, the full name of the one
-    that was called, `spent`, `outage`: the circuits that are open, and `finish_reason` where the
-    model had ended an answer that is none. `unsent` is set where it did not make the call,
-    `entered` where the ledger has what it may have cost.
+    `retry_after` is the provider's wish in seconds (an hour at most), if it sent one. `code` is the
+    cause; those of `PERMANENT` are never retried. `received` is set where the provider was at work
+    when the call failed, so that it may charge for it: the approximate number of tokens that had
+    arrived; `usage` is the usage that it reported, if any. The worker adds `model`, the full name
+    of the one that was called, `spent`, `outage`: the circuits that are open, and `finish_reason`
+    where the model had ended an answer that is none. `unsent` is set where it did not make the
+    call, `entered` where the ledger has what it may have cost.
     """
 
     code = ModelErrorCode.OTHER.value
@@ -139,7 +150,7 @@ class ModelError(AgentException):
         received: int | None = None,
     ) -> None:
         super().__init__(message, retryable=retryable)
-        self.retry_after = retry_after
+        self.retry_after = bounded_wish(retry_after)
         self.received = received
         self.model = ""
         self.usage: UsageStats | None = None
@@ -161,7 +172,9 @@ class RateLimitError(ModelError):
     """The provider refuses for now (429).
 
     `unsent` is set where the worker did not make the call: others had just been refused, or the
-    model's limits have no room.
+    model's limits have no room. `sheds` is set where the provider lacks capacity for the tier of
+    the call (flex): that is no limit of the account. The worker adds `limit`, the name of the
+    limits that it was made under.
     """
 
     code = ModelErrorCode.RATE_LIMIT.value
@@ -169,6 +182,8 @@ class RateLimitError(ModelError):
 
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message, retryable=True, retry_after=retry_after)
+        self.sheds = False
+        self.limit = ""
 
 
 class ContextWindowError(ModelError):

@@ -17,8 +17,10 @@ TENANT, BATCH, AGENT, RUN = "tenant", "batch", "agent", "run"
 EACH = (TENANT, BATCH, AGENT, RUN)
 """With `*` as the name of one of these, the limit holds for each of them by itself."""
 SEPARATOR = "\x1f"
+AT = " at "
+"""Between a model and the address and account of its calls, in the name of their limits."""
 LEAST, MOST = 1e-3, 1e12
-LONGEST_NAME = 500
+LONGEST_NAME = 800
 PRIORITIES = ("high", "normal", "low")
 NORMAL = PRIORITIES.index("normal")
 _CHOICE = "'high', 'normal' or 'low'"
@@ -34,7 +36,8 @@ class Limit(Record):
 
     Rates are per minute; `starts_per_minute` counts the first steps of runs alone. `in_flight` is
     the number of calls at once. `burst` is how many seconds of a rate may be used in one moment.
-    `weight` is a tenant's share where several wait.
+    `weight` is a tenant's share where several wait. Without `learn` a model's limits do not follow
+    from what its provider refuses and states.
 
     The others are budgets, in all or by days (UTC): USD, tokens, model calls, seconds of steps.
     Where one is spent, runs end by `on_budget` "stop", or wait by "hold" until it is raised.
@@ -57,10 +60,13 @@ class Limit(Record):
     active_seconds: float | None = _COUNT
     active_seconds_per_day: float | None = _COUNT
     on_budget: Literal["stop", "hold"] = STOP
+    learn: bool = True
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        if not self.model_fields_set - {"burst", "on_budget"}:
+        if not self.model_fields_set - {"burst", "on_budget"} or (
+            self.model_fields_set == {"learn"} and self.learn
+        ):
             raise ValueError("it limits nothing; write requests_per_minute, in_flight or another")
         if "on_budget" in self.model_fields_set and not self.budgets:
             raise ValueError("field 'on_budget' is for budgets: write usd, tokens, calls or others")
@@ -92,6 +98,8 @@ def limit_of(name: str, given: Any) -> Limit:
         raise ConfigurationError(f"limit {name!r}: {text}") from None
     if "weight" in found.model_fields_set and kind_of(name) != TENANT:
         raise ConfigurationError(f"limit {name!r}: field 'weight' is for tenants only")
+    if "learn" in found.model_fields_set and kind_of(name) in EACH:
+        raise ConfigurationError(f"limit {name!r}: field 'learn' is for models only")
     if kind_of(name) == RUN and (wrong := sorted(found.model_fields_set - _OF_RUNS)):
         fix = f"a run has {', '.join(sorted(_OF_RUNS))} only"
         raise ConfigurationError(f"limit {name!r}: field {wrong[0]!r}: {fix}")
@@ -168,6 +176,10 @@ def parsed_field(text: str) -> tuple[str, Any]:
         raise ConfigurationError(f"{text!r}: write {field}=NUMBER, or {field}= to take it away")
     if field == "on_budget":
         return field, value or None
+    if field == "learn":
+        if value not in {"true", "false", ""}:
+            raise ConfigurationError(f"{text!r}: write learn=false, or learn= to take it away")
+        return field, value == "true" if value else None
     number = None
     with suppress(ValueError):
         number = json.loads(value.replace("_", "")) if value else None
@@ -181,15 +193,42 @@ def kind_of(name: str) -> str:
     return name.partition(":")[0]
 
 
-def names_of(
-    known: Mapping[str, Any], *, model: str, tenant: str, batch: str, agent: str
-) -> tuple[str, ...]:
+def model_of(name: str) -> str:
+    """Return the model of a limit's name, without an address and an account."""
+    return name.partition(AT)[0]
+
+
+def is_limited(known: Limits, name: str) -> bool:
+    """Return whether calls are under a limit of that name.
+
+    What people set for a model holds for each of its addresses and accounts by itself.
+    """
+    if name in known:
+        return True
+    model = known.get(model_of(name))
+    return model is not None and bool(model.model_fields_set)
+
+
+def learns(known: Limits, name: str) -> bool:
+    """Return whether limits of that name follow from what a provider refuses and states."""
+    model = model_of(name)
+    found = (known.get(one) for one in (name, model, f"{kind_of(model)}:*"))
+    return all(one is None or one.learn for one in found)
+
+
+def names_of(known: Limits, *, model: str, tenant: str, batch: str, agent: str) -> tuple[str, ...]:
     """Return the limits, among those that are `known`, that a step's call is under.
 
-    The first one is the line in which it waits: that of its model where one applies.
+    `model` is the name of its model's limits, with an address and an account where it has its own.
+    The first one is the line in which it waits: that of its model where one applies. Budgets of a
+    model hold for all its addresses together.
     """
-    service = f"{kind_of(model)}:*"
-    found = [name for name in dict.fromkeys((model, service)) if name in known]
+    found = [model] if is_limited(known, model) else []
+    bare, service = model_of(model), f"{kind_of(model)}:*"
+    if bare != model and bare in known and known[bare].budgets:
+        found.append(bare)
+    if service in known and service not in found:
+        found.append(service)
     for kind, value in ((TENANT, tenant), (BATCH, batch), (AGENT, agent)):
         name = f"{kind}:{value}"
         if value and (name in known or f"{kind}:*" in known):

@@ -16,7 +16,12 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
+from stepfleet.orchestrator.errors import (
+    ContextWindowError,
+    ModelError,
+    RateLimitError,
+    bounded_wish,
+)
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 
 _BOM = b"\xef\xbb\xbf"
@@ -29,6 +34,7 @@ _SUCCESSES = {"0", "200"}
 """Codes that say that nothing failed."""
 _LARGEST_CODE = 10**9
 _SHORTEST_KEY = 8
+_LONGEST_DATE = 100
 _LOOKS_LIKE_A_KEY = re.compile(
     r"\b(?:sk|gsk|pk|rk)-[A-Za-z0-9_*-]{6,}|\bAIza[A-Za-z0-9_-]{8,}|Bearer \S+"
     r"|\b(?:AKIA|ASIA|ABSK)[A-Za-z0-9+/=]{12,}|(?<=x-amz-security-token:)\S+"
@@ -45,27 +51,30 @@ def redact(text: str, key: str | None) -> str:
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds that the provider asks to wait: milliseconds, seconds or an HTTP date."""
+    """Return the seconds that the provider asks to wait: milliseconds, seconds or an HTTP date.
+
+    An hour at most; None for no wish, and for what is none.
+    """
     if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
-        return milliseconds / 1000
+        return bounded_wish(milliseconds / 1000)
     text = headers.get("retry-after")
     if text is None or (seconds := _number(text)) is not None:
-        return seconds if text is not None else None
+        return bounded_wish(seconds) if text is not None else None
     try:
-        moment = email.utils.parsedate_to_datetime(text)
-    except ValueError:
+        moment = email.utils.parsedate_to_datetime(text[:_LONGEST_DATE])
+        if moment.tzinfo is None:
+            moment = moment.replace(tzinfo=UTC)
+        return bounded_wish((moment - now).total_seconds())
+    except (ValueError, TypeError, IndexError, OverflowError):  # whatever the parser makes of it
         return None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0.0, (moment - now).total_seconds())
 
 
 def _number(text: str | None) -> float | None:
     try:
-        value = float(text) if text is not None else None
+        value = float(text[:_LONGEST_DATE]) if text is not None else None
     except ValueError:
         return None
-    return max(0.0, value) if value is not None and math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 _SERVER_ERRORS, _LAST_STATUS = 500, 599
@@ -92,6 +101,8 @@ _CODES = {
     # The model wrote what its server could not read: the next answer usually can be.
     ModelErrorCode.MALFORMED_ANSWER: "tool_use_failed json_validate_failed output_parse_failed",
 }
+_SHEDS = frozenset({"resource_unavailable"})
+"""Codes of a 429 that says that a cheaper tier has no capacity now."""
 _WORDS_BY_CODE = {code: frozenset(words.split()) for code, words in _CODES.items()}
 _STATUSES = {
     HTTPStatus.UNAUTHORIZED: ModelErrorCode.INVALID_API_KEY,
@@ -224,7 +235,9 @@ def _failure(
     if code is ModelErrorCode.RATE_LIMIT:
         if status is not None and message.startswith("Request too large"):
             return ModelError(text, code=ModelErrorCode.INVALID_REQUEST)
-        return RateLimitError(text, retry_after=wait)
+        error_of_rate = RateLimitError(text, retry_after=wait)
+        error_of_rate.sheds = bool(words & _SHEDS)
+        return error_of_rate
     if code in PERMANENT:
         return ModelError(text, code=code)
     received = 0 if code is ModelErrorCode.MALFORMED_ANSWER else None  # the model was at work
@@ -357,7 +370,7 @@ def _retry_delay(error: dict[str, Any]) -> float | None:
     details = error.get("details")
     for one in details if isinstance(details, list) else ():
         if isinstance(one, dict) and isinstance(delay := one.get("retryDelay"), str):
-            return _number(delay.removesuffix("s"))
+            return bounded_wish(_number(delay.removesuffix("s")))
     return None
 
 

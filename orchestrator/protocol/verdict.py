@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision
+from stepfleet.orchestrator.errors import LONGEST_WISH
 from stepfleet.orchestrator.protocol.attempt import (
     Answered,
     Attempt,
@@ -37,7 +38,7 @@ from stepfleet.orchestrator.records.calls.tools import (
 )
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.conversation.tool_text import media_messages
-from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, ModelErrorCode
+from stepfleet.orchestrator.records.errors import ErrorInfo, ModelErrorCode
 from stepfleet.orchestrator.records.memory_window import Summary
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, RunStatus, run_status
@@ -48,7 +49,6 @@ from stepfleet.orchestrator.records.usage import Spent, UsageStats, sum_usd
 BASE = 1.0
 FACTOR = 3.0
 LONGEST = 120.0
-LONGEST_WISH = 3600.0
 _ENOUGH = 10
 
 NO_FAILURES = frozenset({DENIED, NOT_EXECUTED})
@@ -305,9 +305,7 @@ def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
         limited=failed.limited,
         lost=lost_attempt(claim, failed, LostKind.DEFERRED, reason=failed.error.message),
         dropped=lost_attempt(claim, failed, LostKind.LATE),
-        refused=failed.refused or claim.config.model
-        if failed.error.type is ErrorType.RATE_LIMIT
-        else "",
+        refused=failed.refused,
         unsent=failed.unsent,
         retry_after=failed.retry_after,
         failure=failed.error,

@@ -25,8 +25,11 @@ LIMITS: dict[str, dict[str, float]] = {
 }
 """What people have set at first; nothing is known of the third model."""
 FIELDS = {"r": "requests_per_minute", "t": "tokens_per_minute"}
-LEAST, FEW, FASTEST = 1.0, 5, 1.11
-"""Requests per minute; refusals in a minute that change no rate; most growth at once."""
+LEAST, FEW, FASTEST = 1.0, 4, 1.26
+"""Requests per minute; refusals that are no reason to cut a rate; most growth at once."""
+AGREE = 3
+"""Refusals without which no fleet pauses."""
+TOLERATED = 0.07
 LONGEST_FIRST = 30_000
 MINUTE, HOUR = 60_000, 3_600_000
 EDGE = 0.01
@@ -46,7 +49,10 @@ class Limit:
     """What refusals have left of its requests per minute."""
     levels: dict[str, float] = field(default_factory=dict)
     cool: int = 0
-    refusals: list[int] = field(default_factory=list)
+    refusals: int = 0
+    """Since its rate was last cut."""
+    since_pause: int = 0
+    tolerated: float = TOLERATED
     held: dict[str, int] = field(default_factory=dict)
     waits: dict[str, int] = field(default_factory=dict)
 
@@ -166,30 +172,44 @@ class Pair:
         op: dict[str, Any] = {"op": "throttled", "names": [limit.name], "age": age}
         op |= {} if ms is None else {"ms": ms}
         op |= {"sent": 20, "secs": 10} if is_new else {}
-        is_next = limit.cool <= now and now - age >= limit.cool
-        self.call(op)
+        limit.refusals, limit.since_pause = limit.refusals + 1, limit.since_pause + 1
+        word = self.call(op)[0]
         if is_new:
             limit.config = {}
             assert self.settings(limit.name) == {"learned": 1}, "nobody comes to know of it"
         state = self.state(limit.name)
-        if ms is not None:
-            limit.cool = max(limit.cool, now + ms)
-        elif state["cool"] != limit.cool:
-            assert now + 500 <= state["cool"] <= now + LONGEST_FIRST
-            limit.cool = state["cool"]
-        elif is_next:
-            assert limit.cool > now, "a refusal behind the last pause begins another"
-        limit.refusals = [at for at in limit.refusals if now - at <= MINUTE] + [now]
+        cool = state.get("cool", 0)
+        if word == "alone":
+            assert limit.cool <= now, "a refusal ends no pause"
+        elif limit.cool > now:
+            assert cool == max(limit.cool, now + (ms or 0))
+        else:
+            assert limit.since_pause >= AGREE, "one refusal stops nobody but its call"
+            assert now + max(ms or 0, 500) <= cool <= now + max(ms or 0, LONGEST_FIRST)
+            limit.since_pause = 0
+        limit.cool = max(limit.cool, cool)
         learned = state["l"].get("r")
-        if limit.is_set and len(limit.refusals) <= FEW:
-            assert learned == before, "few refusals change nothing"
-        limit.rate = learned
+        if before is None and limit.refusals <= FEW:
+            assert learned is None, "few refusals change nothing"
+        self.cut(limit, state, is_calm=word == "paused")
+        self.follow()
+
+    def cut(self, limit: Limit, state: dict[str, Any], *, is_calm: bool = False) -> None:
+        """Take over a rate that refusals have changed; behind a cut calls go out one by one."""
+        learned = state["l"]
+        is_cut = (learned.get("last") or {}).get("at") == self.real.now
+        is_restored = learned["t"] > max(limit.tolerated, TOLERATED)
+        if is_cut or is_restored:
+            assert limit.refusals > FEW, "few refusals are no reason"
+            limit.refusals = 0
+        limit.rate, limit.tolerated = learned.get("r"), learned["t"]
         for kind, rate in limit.rates().items():
             limit.levels.setdefault(kind, limit.most(rate))
-        limit.levels = {
-            kind: min(level, 1 if kind == "r" else 0) for kind, level in limit.levels.items()
-        }
-        self.follow()
+        limit.fill(self.real.now)
+        if is_cut or is_restored or is_calm:
+            limit.levels = {
+                kind: min(level, 1 if kind == "r" else 0) for kind, level in limit.levels.items()
+            }
 
     def state_limits(self, name: str, said: dict[str, float], left: float | None) -> None:
         """An answer's headers state limits, and what is left."""
@@ -218,7 +238,8 @@ class Pair:
             return
         self.call({"op": "charge", "names": [name], "amounts": {}})  # what is left by now
         fields = None if rate is None else {**LIMITS.get(name, {}), FIELDS["r"]: rate}
-        limit.config, limit.said, limit.rate, limit.refusals = fields, {}, None, []
+        limit.config, limit.said, limit.rate, limit.refusals = fields, {}, None, 0
+        limit.since_pause, limit.tolerated = 0, TOLERATED
         limit.cool = limit.cool if fields else 0  # to clear it ends its pause
         self.change(name, orjson.dumps(fields).decode() if fields else "")
         self.call({"op": "tick"})
@@ -237,7 +258,8 @@ class Pair:
     def forget(self, limit: Limit) -> None:
         """Nobody was refused for an hour, nor held up but by a call."""
         if self.state(limit.name).get("l") is None:
-            limit.rate, limit.said = None, {}
+            limit.rate, limit.said, limit.refusals, limit.since_pause = None, {}, 0, 0
+            limit.tolerated = TOLERATED
             if limit.config == {}:
                 assert self.settings(limit.name) is None
                 limit.config = None
@@ -275,13 +297,17 @@ class Pair:
         assert state.get("cool", 0) >= (limit.cool if limit.cool > self.real.now else 0)
         assert (learned.get("said") or {}) == limit.said
         rate, before = learned.get("r"), limit.rate
-        if rate != before:
+        is_cut = (learned.get("last") or {}).get("at") == self.real.now
+        if is_cut or learned.get("t", 0) > max(limit.tolerated, TOLERATED):
+            self.cut(limit, state)
+        elif rate != before:
             assert before is not None, "it is learned from refusals alone"
             assert limit.waits or limit.name in self.busy, "nobody needs more"
             assert (rate or limit.ceiling) >= before, "it is lowered by refusals alone"
             assert rate or before * FASTEST >= limit.ceiling, "it is not where it began"
             limit.rate = rate
             limit.fill(self.real.now)
+        limit.tolerated = learned.get("t", TOLERATED)
         assert rate is None or LEAST <= rate < limit.ceiling
         idle = bool(limit.waits) and all(limit.has_room(one, EDGE) for one in limit.waits.values())
         assert not idle, f"{limit.waits} wait, and there is room"
@@ -303,15 +329,9 @@ class Pair:
             for limit in self.limits.values():
                 for run in list(limit.held):
                     self.end(run, 1)
-            waited = {name: one.rate for name, one in self.limits.items() if one.waits}
-            if not waited:
+            if not any(one.waits for one in self.limits.values()):
                 break
             self.tick(6000)
-            for name, before in waited.items():
-                limit = self.limits[name]
-                is_slow = limit.waits and limit.levels.get("r", 1) < 1 and limit.rate is not None
-                if is_slow and before is not None and limit.cool + 6000 <= self.real.now:
-                    assert (limit.rate or before) > before, f"{name} grows no more"
         assert not any(one.waits for one in self.limits.values()), "somebody waits for ever"
 
 
@@ -377,8 +397,8 @@ def test_what_is_learned_keeps_its_bounds_at_length(redis_server: RedisServer) -
 BUGS = {
     "a pause is for nobody": ("if cool > now then return false, cool - now, 'c' end", ""),
     "a refusal shortens a pause": (
-        "s.cool = math.max(cool, now + math.min(ms or 0, 3600000))",
-        "s.cool = now + math.min(ms or 0, 3600000)",
+        "s.cool = math.max(cool, now + (ms or 0))",
+        "s.cool = now + (ms or 0)",
     ),
     "a pause fills what is left": (
         "math.max(tonumber(s.at) or now, tonumber(s.cool) or 0)",
@@ -393,15 +413,19 @@ BUGS = {
         "rate / 60000",
     ),
     "the provider's count is not believed": ("s[kind] - left >= 1", "false"),
-    "a rate falls without end": ("l.r = math.max(l.r, LEAST)", ""),
-    "a rate grows no more": ("  l.up = now\n", "  if true then return end\n"),
+    "a rate falls without end": ("math.max(r * learn.KEPT, learn.LEAST)", "r * learn.KEPT / 50"),
     "a rate grows above what is set": (
-        "if l.r >= ceiling(name) then l.r, l.top = nil, nil end",
+        "if l.r >= learn.ceiling(name) then l.r, l.top = nil, nil end",
         "",
     ),
-    "one refusal costs a rate that is set": ("return l.few <= TRUSTED", "return false"),
+    "few refusals cost a rate": (
+        "return learn.excess(l) > learn.SURE + ",
+        "return learn.excess(l) > ",
+    ),
+    "one refusal stops the fleet": ("if x < learn.FEW or x <= n / 2 then return false end", ""),
+    "a rate grows while nobody waits": ("if l.r and l.held and", "if l.r and"),
     "what was learned outlives what is set": (
-        "if l and l.of ~= redis.sha1hex(texts[name]) then states[name].l = nil end",
+        "if l and (l.of ~= redis.sha1hex(texts[name]) or not l.bn) then states[name].l = nil end",
         "",
     ),
     "what was learned is kept for ever": ("<= FORGET then", "<= 1000 * FORGET then"),
@@ -412,7 +436,8 @@ BUGS = {
 SOON: tuple[str, ...] = (
     "a pause is for nobody",
     "a refusal shortens a pause",
-    "one refusal costs a rate that is set",
+    "few refusals cost a rate",
+    "one refusal stops the fleet",
     "what was learned is kept for ever",
     "nobody comes to know of a new limit",
 )

@@ -133,7 +133,7 @@ def _failure(error: Exception, span: Span) -> Failed:
                 transient=True,
                 limited=True,
                 retry_after=error.retry_after,
-                refused=error.model,
+                refused=error.limit,
                 unsent=error.unsent,
             )
         case ModelError():

@@ -63,8 +63,8 @@ _BYTES_PER_TOKEN = 4
 _LONGEST_EXCERPT = 200
 _AT_ONCE = 16 * 1024
 """Bytes of a stream between which others have their turn: they may be thousands of events."""
-OnHeaders = Callable[[str, Mapping[str, str], float], None]
-"""Gets a model's name, the headers of its answer, and the seconds until they came."""
+OnHeaders = Callable[[ModelRequest, Mapping[str, str], float], None]
+"""Gets a request, the headers of its answer, and the seconds until they came."""
 
 
 class Cutter(Protocol):
@@ -278,7 +278,7 @@ class HttpModel(LLM):
         sent = clock()
         response = await self._connections.post(url, headers, body)
         if self._on_headers is not None:
-            self._on_headers(request.model, response.headers, clock() - sent)
+            self._on_headers(request, response.headers, clock() - sent)
         received.request_id = _request_id(response.headers)
         try:
             if response.status // 100 != _SUCCESS:

@@ -17,6 +17,7 @@ from stepfleet.orchestrator.errors import (
     ModelTimeoutError,
     RateLimitError,
 )
+from stepfleet.orchestrator.models.accounts import limit_name
 from stepfleet.orchestrator.models.endpoint import ModelSetupError
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.services import ENTRY_POINTS, SERVICES, Api
@@ -58,15 +59,15 @@ class StreamsText(Protocol):
 
 
 class Watch(Protocol):
-    """Learns of the limits of models, by their full names, and holds back what would be refused."""
+    """Learns of the limits of models, by their names, and holds back what would be refused."""
 
-    async def may_call(self, model: str) -> bool:
+    async def may_call(self, limit: str) -> bool:
         """Wait until a call may be made; False: none is to be made now."""
 
-    def note_headers(self, model: str, headers: Mapping[str, str], seconds: float) -> None:
+    def note_headers(self, limit: str, headers: Mapping[str, str], seconds: float) -> None:
         """Note the headers of an answer over HTTP, which took so long."""
 
-    def note_refusal(self, model: str, retry_after: float | None, seconds: float) -> None:
+    def note_refusal(self, limit: str, retry_after: float | None, seconds: float) -> None:
         """Note a 429, and how many seconds ago the call was sent."""
 
 
@@ -141,21 +142,22 @@ class Models:
         Raises nothing but `AgentException`s, for a model's failures `ModelError` and its
         subclasses; `ModelTimeoutError` after `settings.timeout` seconds.
         """
-        model = request.model
+        model, limit = request.model, limit_name(request.model, request.settings)
         if llm is None:
             llm, name = self.resolve(model)
             request = request.model_copy(update={"model": name})
         watch = self.watch
-        if watch is not None and not await watch.may_call(model):
-            raise _held_back(model)
+        if watch is not None and not await watch.may_call(limit):
+            raise _held_back(model, limit)
         sent = asyncio.get_running_loop().time()
         try:
             return await _guarded(llm, request, on_text)
         except ModelError as error:
             error.model = model
-            if isinstance(error, RateLimitError) and watch is not None:
+            if isinstance(error, RateLimitError) and watch is not None and not error.sheds:
+                error.limit = limit
                 seconds = asyncio.get_running_loop().time() - sent
-                watch.note_refusal(model, error.retry_after, seconds)
+                watch.note_refusal(limit, error.retry_after, seconds)
             raise
 
     async def aclose(self) -> None:
@@ -167,9 +169,12 @@ class Models:
         self._made.clear()
         await self._connections.aclose()
 
-    def _note(self, provider: str, model: str, headers: Mapping[str, str], seconds: float) -> None:
+    def _note(
+        self, provider: str, request: ModelRequest, headers: Mapping[str, str], seconds: float
+    ) -> None:
         if self.watch is not None:
-            self.watch.note_headers(f"{provider}:{model}", headers, seconds)
+            limit = limit_name(f"{provider}:{request.model}", request.settings)
+            self.watch.note_headers(limit, headers, seconds)
 
     def _make(self, provider: str, model: str) -> LLM:
         factory = self._factories.get(provider) or _entry_point(provider)
@@ -191,9 +196,9 @@ class Models:
         return llm
 
 
-def _held_back(model: str) -> RateLimitError:
+def _held_back(model: str, limit: str) -> RateLimitError:
     error = RateLimitError(f"{model} has just refused other calls; this one was not sent")
-    error.model, error.unsent = model, True
+    error.model, error.limit, error.unsent = model, limit, True
     return error
 
 

@@ -26,6 +26,9 @@ PAGE = 500
 _OVER = ENDED | {"stopped"}
 GRANTED, WAITS = "granted", "waits"
 DONE = "done"
+PAUSED = "paused"
+FAILED = "failed: "
+"""Before the error of one operation, which the others of its call do not share."""
 TICK: Operation = {"op": "tick"}
 
 
@@ -196,10 +199,10 @@ class AdmissionCalls:
         state = [self._keys.of(keys.LIMIT_STATE)]
         given = (self._connection, "admit", state, *self._given)
         try:
-            reply = await run_script(*given, orjson.dumps(operations).decode(), once=True)
+            reply = await run_script(*given, _encoded(operations), once=True)
         except StoreError:  # it may have been applied
             again = [{**operation, "repeated": 1} for operation in operations]
-            reply = await run_script(*given, orjson.dumps(again).decode())
+            reply = await run_script(*given, _encoded(again))
         words, flat, pause, waiting, version, mine, missing = reply
         triples = zip(*[iter(flat)] * 3, strict=True)
         return Answer(
@@ -251,6 +254,22 @@ class AdmissionCalls:
             for run, place, grant in zip(run_ids, waiting, grants, strict=True)
             if not grant and _since(place) <= lost_at
         ]
+
+
+def _encoded(operations: Sequence[Operation]) -> str:
+    """Return operations as the script reads them; one that cannot be written says so instead."""
+    try:
+        return orjson.dumps(operations).decode()
+    except TypeError:
+        return orjson.dumps([_sound(operation) for operation in operations]).decode()
+
+
+def _sound(operation: Operation) -> Operation:
+    try:
+        orjson.dumps(operation)
+    except TypeError as error:
+        return {"op": "unsound", "why": str(error)}
+    return operation
 
 
 def _since(place: str | None) -> int:

@@ -308,7 +308,7 @@ def test_calls_in_flight_are_none_where_no_grant_is_left(gate: Admissions) -> No
 def test_nobody_calls_before_the_time_that_a_refusal_names(gate: Admissions) -> None:
     gate.limit(MODEL, in_flight=5)
     gate.ask("r0", MODEL)
-    gate.call({"op": "throttled", "names": [MODEL], "ms": 2000})
+    assert gate.refuse(MODEL, 3, ms=2000) == "paused"
     assert gate.ask("r1", MODEL) == "waits"
     assert gate.pause == 2000
     gate.tick(1999)
@@ -319,7 +319,7 @@ def test_nobody_calls_before_the_time_that_a_refusal_names(gate: Admissions) -> 
 
 def test_a_limit_that_is_cleared_pauses_nobody(gate: Admissions) -> None:
     gate.ask("r0", MODEL)
-    gate.call({"op": "throttled", "names": [MODEL], "ms": 3_600_000})
+    assert gate.refuse(MODEL, 3, ms=3_600_000) == "paused"
     assert gate.ask("r1", MODEL) == "waits"
     gate.tick(60_000)
     gate.limit(MODEL, in_flight=5)  # it is the provider's wish: who sets a limit ends no pause

@@ -60,7 +60,7 @@ async def test_an_answer_that_comes_while_limits_are_read_waits_for_them(
 
     async def refused() -> None:
         gate.note_refusal("openai:m", 1.0, 0.0)
-        await gate.paused("openai:m")
+        await gate.pauses("openai:m")
         found.append("openai:m" in gate.limits)
 
     reads = gate.reload

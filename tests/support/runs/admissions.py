@@ -122,6 +122,12 @@ class Admissions:
         self.call({"op": "tick"}, caller=caller)
         return bool(self.mine)
 
+    def refuse(self, name: str, times: int = 1, **given: Any) -> str:
+        """Have a provider refuse calls; return whether the fleet waits: three agree."""
+        for _ in range(times):
+            word = self.call({"op": "throttled", "names": [name], "age": 10, **given})[0]
+        return word
+
     def in_flight(self, name: str) -> int:
         """Return the script's own count."""
         state = self.client.hget(NO_PREFIX.of(keys.LIMIT_STATE), name)

@@ -33,6 +33,7 @@ from stepfleet.orchestrator.limits.estimates import (
 )
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, exceeded, limit_of_run, names_of
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
+from stepfleet.orchestrator.models.accounts import limit_name
 from stepfleet.orchestrator.protocol.claim import (
     Claim,
     Committed,
@@ -276,14 +277,15 @@ class AdmittedSteps:
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
         """Commit by the store; settle the call, and request the grant of the next one."""
         gate = self._gate
-        if verdict.refused:
-            await gate.paused(verdict.refused)
-        if verdict.unsent and verdict.refused == claim.config.model:
+        waits_together = bool(verdict.refused) and await gate.pauses(verdict.refused)
+        first = limit_name(claim.config.model, claim.config.settings)
+        if verdict.unsent and verdict.refused == first:
             return await self._held_back(claim, verdict)
         if not gate.active and claim.run_id not in gate.held:
             return await self._store.commit(claim, verdict, events)
-        following = self._expected(claim, verdict)
-        again = following is not None and bool(verdict.refused)
+        waits_alone = verdict.refused and not waits_together
+        following = None if waits_alone else self._expected(claim, verdict)
+        again = following is not None and waits_together
         if again:
             verdict = replace(verdict, delay=0.0)
         publish = following is None
@@ -315,13 +317,13 @@ class AdmittedSteps:
             return replace(claim, state=state)
         self._gate.crash("step-put-back")
         if done.applied and done.status == "in_progress":
-            await self._wait(request, "ask")
+            await self._wait(request, "again" if claim.limited else "ask")
         return Refusal(Refused.LIMITED, LOOK_AGAIN_MS)
 
     async def _held_back(self, claim: Claim, verdict: Verdict) -> Committed:
         """Release a step whose call was not sent, and have it wait."""
         for model in claim.config.models:  # until the limit is known that its refusal has made
-            await self._gate.paused(model)
+            await self._gate.pauses(limit_name(model, claim.config.settings))
         released = replace(
             _RELEASED(claim.state),
             failed=verdict.failed,
@@ -448,7 +450,7 @@ class AdmittedSteps:
     def _names(self, claim: Claim, model: str) -> tuple[str, ...]:
         return names_of(
             self._gate.limits,
-            model=model,
+            model=limit_name(model, claim.config.settings),
             tenant=claim.tenant or "",
             batch=claim.payer,
             agent=claim.config.name,
@@ -482,7 +484,7 @@ class AdmittedSteps:
             spent = replace(spent, active_ms=round(result.duration_ms) if result else 0)
         if used is None:
             return self._late(claim, verdict, spent)  # it is settled, or there was none
-        if verdict.refused:  # its request is not given back: what follows a pause comes evenly
+        if verdict.refused:  # its request is not given back: the provider has counted it
             return [settling(hint, Amounts(), spent, used.names, used.key)]
         if verdict.logged is None and verdict.move is Move.FINISH and verdict.lost is None:
             return [refunding(hint, used.key)]  # no call was made
@@ -551,6 +553,7 @@ def _no_room(model: str, over: Exhausted | None, claim: Claim) -> ModelError:
         return spent
     full = RateLimitError(f"{model} was not called: its limits have no room for now")
     full.model, full.unsent = model, True
+    full.limit = limit_name(model, claim.config.settings)
     return full
 
 

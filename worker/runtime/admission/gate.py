@@ -13,12 +13,21 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.limits.budgets import NOTHING, Spending
-from stepfleet.orchestrator.limits.limit import RUN, SEPARATOR, Limit, kind_of
+from stepfleet.orchestrator.limits.limit import (
+    RUN,
+    SEPARATOR,
+    Limit,
+    is_limited,
+    kind_of,
+    learns,
+)
 from stepfleet.orchestrator.models.rate_headers import standings
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.admission.calls import (
+    FAILED,
+    PAUSED,
     AdmissionCalls,
     Answer,
     Operation,
@@ -36,7 +45,7 @@ log = logging.getLogger(__name__)
 
 MOST_TOGETHER = 100
 """Operations of one call: a script must not hold up Redis."""
-MOST_LOOKED_FOR = 1000
+MOST_LOOKED_FOR = MOST_PAUSES = 1000
 ERRORS = (AgentException, RedisError, OSError)
 
 
@@ -115,37 +124,45 @@ class Gate:
         self._pending.append((operation, reply))
         return reply
 
-    def note_headers(self, model: str, headers: Mapping[str, str], seconds: float) -> None:
-        """Note what an answer's headers state of its model's limits; `seconds` it took."""
-        self.learning.answered(model)
-        if (found := standings(headers)) and SEPARATOR not in model:
-            is_limited = model in self.limits
-            given = self.learning.stated(model, found, seconds, is_limited=is_limited)
+    def note_headers(self, limit: str, headers: Mapping[str, str], seconds: float) -> None:
+        """Note what an answer's headers state of its limits; `seconds` it took."""
+        self.learning.answered(limit)
+        if (found := standings(headers)) and SEPARATOR not in limit and learns(self.limits, limit):
+            known = is_limited(self.limits, limit)
+            given = self.learning.stated(limit, found, seconds, is_limited=known)
             if given is not None:
                 self.end([given])
 
-    async def may_call(self, model: str) -> bool:
+    async def may_call(self, limit: str) -> bool:
         """Wait for a model's turn, where nothing is known of it; False: it has just refused."""
-        if self.learning.holds(model):
+        if self.learning.holds(limit):
             return False
-        if model in self.limits or (turn := self.learning.turn(model)) is None:
+        if is_limited(self.limits, limit) or (turn := self.learning.turn(limit)) is None:
             return True
         await turn
-        return not (model in self.limits or self.learning.holds(model))
+        return not (is_limited(self.limits, limit) or self.learning.holds(limit))
 
-    def note_refusal(self, model: str, retry_after: float | None, seconds: float) -> None:
-        """Have the whole fleet wait for a model that has refused; one without a limit gets one."""
-        if SEPARATOR in model:  # which no limit can be named by
+    def note_refusal(self, limit: str, retry_after: float | None, seconds: float) -> None:
+        """Let the fleet know that a model has refused; one without a limit gets one."""
+        # A separator is in no limit's name.
+        if SEPARATOR in limit or not learns(self.limits, limit):
+            self._pauses.pop(limit, None)
             return
-        known = self.learning.refused(model, is_limited=model in self.limits)
-        self._pauses[model] = self.call(throttling(model, retry_after, seconds, known))
-        self._pauses[model].add_done_callback(_received)
+        if len(self._pauses) >= MOST_PAUSES:
+            self._pauses.clear()
+        known = self.learning.refused(limit, is_limited=is_limited(self.limits, limit))
+        self._pauses[limit] = self.call(throttling(limit, retry_after, seconds, known))
+        self._pauses[limit].add_done_callback(_received)
 
-    async def paused(self, model: str) -> None:
-        """Wait until the fleet waits for the model; whatever keeps it from it is no error here."""
-        if (pause := self._pauses.get(model)) is not None:
+    async def pauses(self, limit: str) -> bool:
+        """Return whether the fleet waits with a refused call; False: the call waits alone.
+
+        It does so too where the script cannot be asked.
+        """
+        if (pause := self._pauses.get(limit)) is not None:
             with contextlib.suppress(*ERRORS):
-                await asyncio.shield(pause)
+                return await asyncio.shield(pause) == PAUSED
+        return False
 
     def use(self, request: Request, model: str, key: str = "") -> UsedGrant:
         """Note a grant that is used here: it is renewed."""
@@ -243,8 +260,13 @@ class Gate:
                 if not reply.done():
                     reply.set_exception(error)
             return
-        for word, (_, reply) in zip(answer.words, pending, strict=True):
-            if not reply.done():
+        for word, (operation, reply) in zip(answer.words, pending, strict=True):
+            if reply.done():
+                continue
+            if word.startswith(FAILED):
+                log.warning("a call under limits cannot be noted (%s): %s", operation["op"], word)
+                reply.set_exception(StoreError(word))
+            else:
                 reply.set_result(word)
         if answer.admitted:
             self.crash("limits-admitted")

@@ -20,8 +20,9 @@
 --   headers           names, said, left, make: limits per minute by kind, and what is left, as the model's answers state
 --                     them; without `make` only where the model has a limit
 --   tick              looks for grants that nobody renews
+--   unsound           why: it could not be written
 -- An `id` marks an operation that would add up when it is repeated.
--- Returns { a word per operation, admitted, next, waiting, version, mine, missing }: `admitted` (run, step, agent, ...) are to
+-- Returns { a word per operation ('failed: ...' for one that failed alone), admitted, next, waiting, version, mine, missing }: `admitted` (run, step, agent, ...) are to
 -- be dispatched by the caller, also those that it requested itself; after `next` ms something may be admitted (-1: only when
 -- a call ends); `waiting` steps wait in all; with `mine` the caller is to come back by then, else somebody else will.
 -- Calls of the names `missing` wait for their `base`. A step whose budget is spent is dispatched without a grant: whoever
@@ -143,8 +144,7 @@ function act.ask(op)
   end
   local name, ms, kind = blocked_by(e.names, e.amounts)
   if count_of(line) == 0 and not name then
-    local l = states[line].l
-    if l then l.n, l.from = 0, math.max(now, l.from) end -- nobody waits: what is used is not what is allowed
+    learn.look(line)
     grant(e)
     if op.op ~= 'try' then dispatch(e) end
     return 'granted'
@@ -174,7 +174,7 @@ local function look_at_levels(state, size)
   for i = 1, #page[2], 2 do
     local name, s = page[2][i], decoded(page[2][i + 1]) or {}
     local at = tonumber(s.at)
-    if s.l then is_learned(name) end
+    if s.l then learn.is_known(name) end
     if at and (s.f or 0) > 0 and (size == 0 or s.n ~= round) then
       load({ name })
       touched[name], freed[name] = true, true
@@ -253,8 +253,13 @@ if #runs > 0 then
 end
 local version, turn_text = load(names, { 'version' }, { '*', '*turn' })
 local results = {}
-act.try, act.again, act.throttled, act.headers, act.base = act.ask, act.ask, throttled, headers, base
-for i, op in ipairs(ops) do results[i] = act[op.op](op) end
+act.try, act.again, act.base = act.ask, act.ask, base
+act.throttled, act.headers = learn.throttled, learn.headers
+function act.unsound(op) error(op.why, 0) end
+for i, op in ipairs(ops) do
+  local is_applied, word = pcall(act[op.op], op)
+  results[i] = is_applied and word or 'failed: ' .. tostring(type(word) == 'table' and word.err or word)
+end
 local waiting_total = 0
 if lines_total > 0 or #queue > 0 or next(counts_changed) then
   begin_looks(own, version or '')

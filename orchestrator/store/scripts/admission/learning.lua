@@ -1,15 +1,31 @@
--- A part of admit.lua: what providers say of a model's limits, and what their refusals show. The state of a name has
--- it as `l`: `said` (limits per minute in headers, by kind), `r` (requests per minute that refusals have left; nil where
--- `said` or what is configured holds), `top` (the rate at which it was refused), `n` calls since `from`, `w` (the last such window), `wave` (calls
--- sent before it tell nothing new), `up` and `k` (when it last grew, how often since a cut), `need` (when it last held
--- somebody up), `of` (the digest of the settings under which it was learned). Nothing ever exceeds what is configured.
+-- A part of admit.lua: what providers say of a model's limits, and what their refusals show.
+--
+-- A refusal stops the call that was refused. It says something of all calls only where the share of refusals does:
+--   the fleet pauses where more than half of the calls of the last windows were refused;
+--   the rate is cut by that share where more are refused than are tolerated, and the sum of what is too much is no chance.
+-- A cut leaves what was accepted. The rate then grows while it holds somebody up: slowly where it was cut, ever faster
+-- while no more are refused than right behind the cut. So an enforced limit is found again and again from just below it,
+-- while refusals that come at any rate cost the calls which are refused. Where a much lower rate is refused as often, the
+-- rate is not why: it is as before, and that share is tolerated for a while. Limits that a provider states come first, and
+-- nothing ever exceeds those that are configured.
+--
+-- The state of a name has this as `l`: `said` (limits per minute that the provider states, by kind), `r` (requests per
+-- minute that refusals have left; nil where nothing was cut), `top` (what was accepted at the last cut, where that could
+-- be measured), `n` calls and `x` refusals of the window since `from`, `pn` and `px` of the one before (since `began`),
+-- `e` refusals beyond those tolerated (`room`: how many fewer there were; `before` the last pause), `fresh` (no window has ended since a pause),
+-- `held` (somebody was held up in the window), `last` (the last cut), `ends` (windows since), `k` (how often it grew since
+-- without trouble), `bn` and `bx` (calls and refusals right behind cuts), `t` (the share that is tolerated), `high` (where
+-- it was first refused as often as now), `paused` (when), `need` (when it last held somebody up or refused), `of` (the
+-- digest of the settings under which it was learned), `wave` and `up` (for workers of the release before).
 local new_version
 local MARK = '{"learned":1}'
-local FEW, RARE = 3, 25
-local TRUSTED, MINUTE = 5, 60000
-local ENOUGH, SHORT, CUT_EVERY, FORGET = 10, 15000, 15000, 3600000
-local MEASURED, PROBED, BLIND, LEAST_OF, LEAST, SLOW = 0.97, 0.95, 0.8, 0.3, 1, 60
-local UNAWARE = 5000 -- ms in which workers that do not know of a new limit may still call
+local FORGET, UNAWARE = 3600000, 5000 -- ms; in the second workers that do not know of a new limit may still call
+local learn = { -- bounds, and the functions of this part
+  WINDOW = 2000, SHORT = 1000, LONG = 4000, CALLS = 20, -- ms and calls of a window
+  TOLERATED = 0.07, MOST_TOLERATED = 0.6, MARGIN = 0.03, SPREAD = 1.3, SURE = 4, SURE_SHARE = 0.02,
+  ALIKE = 0.7, LOWER = 0.7, FEW = 3, ENOUGH = 10, MANY = 30, LEAST_OF = 0.3, KEPT = 0.97, LEAST = 1, SLOW = 60,
+  FAST = 1.25, PAUSE = 250, LONGEST = 30000, LONGEST_WITH_WISH = 8000, LONGEST_WISH = 3600000,
+}
 
 -- Behind a loss of Redis's last writes no version may come twice: it is a time.
 local function change_version()
@@ -22,26 +38,36 @@ local function measure_again(name)
   refill(name)
 end
 
+function learn.begin_window(l, at)
+  l.n, l.x, l.pn, l.px, l.e, l.room, l.from, l.began, l.before, l.held, l.fresh = 0, 0, 0, 0, 0, 0, at, at, nil, nil, true
+end
+
 -- Begins to learn about a model. One without a limit gets one, of which all workers come to know by its version.
-local function begin_learning(name)
+function learn.begin(name)
   if texts[name] == '' then
     redis.call('HSET', settings_key, name, MARK)
     change_version()
     configured[name], texts[name] = decoded(MARK), MARK
   end
-  local l = { of = redis.sha1hex(texts[name]), at = now, n = 0, from = now, wave = 0, up = now, k = 0, need = now }
+  local l = { of = redis.sha1hex(texts[name]), at = now, need = now, t = learn.TOLERATED, bn = 0, bx = 0, ends = 0, k = 0,
+    wave = 0, up = now }
+  learn.begin_window(l, now)
+  l.n = states[name].f or 0 -- the refused call is one of those
   states[name].l = l
   return l
 end
 
 -- What nobody may exceed: the requests per minute that are configured, or that the provider states.
-local function ceiling(name)
+function learn.ceiling(name)
   local set, said = tonumber(configured[name].requests_per_minute), (states[name].l.said or {}).r
   return math.min(set or math.huge, said or math.huge)
 end
 
--- Applies the limits in an answer's headers. Beside configured limits only those count that somebody has set, and lower.
-local function take_said(name, said)
+-- Whether somebody has switched it off: then only those wait whose calls are refused.
+function learn.is_off(name) return configured[name].learn == false end
+
+-- Applies the limits in an answer. Beside configured limits only those count that somebody has set, and lower.
+function learn.take_said(name, said)
   local lower, is_same = {}, true
   for field, kind in pairs(KINDS) do
     local rate, set = tonumber(said[kind]), tonumber(configured[name][field])
@@ -49,20 +75,20 @@ local function take_said(name, said)
   end
   local l = states[name].l
   if not l and not next(lower) then return end
-  l = l or begin_learning(name)
+  l = l or learn.begin(name)
   for _, kind in pairs(KINDS) do is_same = is_same and (l.said or {})[kind] == lower[kind] end
   if is_same then return end
-  if (l.said or {}).r ~= lower.r then l.r, l.top, l.n, l.from = nil, nil, 0, now end
+  if (l.said or {}).r ~= lower.r then l.r, l.top, l.last, l.high = nil, nil, nil, nil end
   l.said = lower
   measure_again(name)
 end
 
 -- What is left of a rate by the provider's count: others may use the account too.
-local function headers(op)
+function learn.headers(op)
   local name = op.names[1]
   load({ name })
-  if texts[name] == '' and not op.make then return 'none' end
-  take_said(name, op.said)
+  if (texts[name] == '' and not op.make) or learn.is_off(name) then return 'none' end
+  learn.take_said(name, op.said)
   local s = states[name]
   for kind, left in pairs(op.left or {}) do
     if measures[name].rates[kind] and s[kind] - left >= 1 then s[kind], touched[name] = left, true end
@@ -70,117 +96,171 @@ local function headers(op)
   return 'done'
 end
 
--- The rate behind a refusal, by the window before it: the calls that it let pass, less those that are refused with it.
--- Few refusals that cost little time change nothing. Between two that are near each other the provider's bucket was
--- empty, filled, and became empty again: it let pass what it allows. Where that cannot be seen, the rate is cut blindly.
-local function decide(l)
-  local w, had = l.w, l.w.had or math.huge
-  l.r, l.top = w.had, w.top
-  if w.n >= RARE * w.x and w.ms <= w.gone / 5 then return end
-  if w.n >= ENOUGH and w.gone >= 1000 and (w.gone <= SHORT or not w.had) then
-    l.top = math.min(w.n / w.gone * 60000, had)
-    l.r, l.k = math.max(l.top * MEASURED, (w.had or 0) * LEAST_OF), 0
-  elseif not w.had then
-    l.r = math.max(w.n / math.max(w.gone, 1000) * 60000, SLOW)
-  elseif w.n >= ENOUGH and w.gone > SHORT then -- a rate a little too high, or a new limit, which the next wave shows
-    l.r, l.top, l.k = had * PROBED, had, 0
-  elseif w.at - (l.cut or 0) >= CUT_EVERY or w.at == l.cut then
-    l.top = w.top or had
-    l.r, l.cut, l.k = math.max(had * BLIND, l.top / 20), w.at, 0
-    if w.n <= 0 then l.top = nil end -- it lets nothing pass, whatever the rate: behind that the rate grows faster
+-- What a cut leaves: the rate at which calls were refused, less the share of those. Where hardly anything passed, and
+-- where the time was short, that says little of what is allowed: `top` is not known then.
+function learn.apply(l)
+  local cut = l.last
+  local passed = cut.n - cut.x
+  local r = cut.had * math.max(passed / cut.n, passed < learn.ENOUGH and learn.LEAST_OF or 0)
+  local is_measured = passed >= learn.MANY or (passed >= learn.ENOUGH and cut.ms >= learn.WINDOW)
+  l.top, l.r = is_measured and r or nil, math.max(r * learn.KEPT, learn.LEAST)
+end
+
+function learn.cut(name)
+  local l = states[name].l
+  local n, x, ms, high = l.n + l.pn, l.x + l.px, now - l.began, l.high
+  local share, had = x / n, math.min(l.r or math.huge, learn.ceiling(name))
+  if had == math.huge then had = math.max(n / math.max(ms, learn.SHORT) * 60000, learn.SLOW) end
+  local is_alike = high and share >= learn.ALIKE * high.share and share <= high.share / learn.ALIKE
+  if is_alike and l.r and l.r <= learn.LOWER * high.r then
+    l.t, l.r, l.top, l.last, l.high = math.min(share * 1.5, learn.MOST_TOLERATED), high.r, nil, nil, nil
+  else
+    if not is_alike then l.high = share < 0.5 and { r = had, share = share } or nil end
+    l.last = { n = n, x = x, had = had, at = now, ms = ms }
+    l.k, l.ends, l.bn, l.bx = 0, 0, l.bn / 2, l.bx / 2
+    learn.apply(l)
   end
+  learn.begin_window(l, now)
 end
 
-local function begin_wave(name, ms)
+-- The share of refusals that has nothing to do with the rate: it is what there is right behind cuts.
+function learn.base(l) return learn.SPREAD * (l.bx + 1) / (l.bn + 2 * learn.CALLS) end
+
+function learn.tolerated(l) return math.min(l.t, learn.base(l) + learn.MARGIN) end
+
+-- Refusals beyond those that are tolerated, and whether they are too many for chance.
+function learn.excess(l) return l.e + l.x - learn.tolerated(l) * l.n end
+
+function learn.is_sure(l) return learn.excess(l) > learn.SURE + learn.SURE_SHARE * (l.n + l.pn) end
+
+function learn.grow(name)
   local l = states[name].l
-  local had = math.min(l.r or math.huge, ceiling(name))
-  l.w = { n = l.n, x = 1, gone = now - l.from, ms = ms, had = had < math.huge and had or nil, top = l.top, at = now }
-  if l.n >= ENOUGH and now - l.from >= 1000 then l.n, l.from = 0, now end
-end
-
--- The first refusals of a model without a limit: `sent` calls were made by the caller in `secs`, without a grant.
-local function start(name, op)
-  local l = states[name].l
-  l.sent, l.secs = (l.sent or 0) + (op.sent or 0), math.max(l.secs or 1, op.secs or 0)
-  l.lost = (l.lost or 0) + 1
-  l.r = math.max((l.sent - l.lost) / l.secs * 60, SLOW)
-end
-
--- Whether a refusal is one of few in a minute under a limit that somebody has set: estimates of tokens err a little. Then
--- the fleet pauses, and its rate stays.
-local function is_trusted(name)
-  local l = states[name].l
-  if configured[name].learned then return false end
-  if now - (l.since or 0) > MINUTE then l.since, l.few = now, 0 end
-  l.few = l.few + 1
-  return l.few <= TRUSTED
-end
-
--- Whether the refusal may be of a call that was sent without a grant, by a worker that did not know of the limit yet,
--- while the provider states what holds: it shows nothing of the rate.
-local function is_early(name)
-  local l = states[name].l
-  return configured[name].learned and (l.said or {}).r and now - l.at < UNAWARE
-end
-
--- The provider has refused a call, which was sent `age` ms ago. Refusals of calls that were sent before one pause are one
--- wave. Without a wish of the provider the pauses grow while it lets nothing pass.
-local function throttled(op)
-  local name = op.names[1]
-  load({ name })
-  local s = states[name]
-  local cool = tonumber(s.cool) or 0
-  if op.said then take_said(name, op.said) end
-  local is_first = not s.l or s.l.wave == 0
-  local l = s.l or begin_learning(name)
-  local is_wave = is_first or (cool <= now and now - (tonumber(op.age) or 0) >= l.wave)
-  local is_open, ms = configured[name].learned and ceiling(name) == math.huge, tonumber(op.ms)
-  local trusted = is_trusted(name) or is_early(name)
-  l.n = math.max(l.n - 1, 0)
-  if is_wave then
-    local is_vain = l.n <= FEW or (l.w and l.w.n <= FEW)
-    s.waves = is_vain and now - cool < 60000 and (tonumber(s.waves) or 0) + 1 or 1
-    ms = ms or math.min(250 * 2 ^ s.waves, 30000)
-    if not trusted and (not is_first or not (is_open or l.said)) then begin_wave(name, ms) end
-  elseif l.w then
-    l.w.n, l.w.x = l.w.n - 1, l.w.x + 1
-  end
-  if l.w and not trusted then
-    decide(l)
-    if l.r then l.r = math.max(l.r, LEAST) end
-  end
-  if is_open and not l.top and now - l.at < UNAWARE then start(name, op) end
-  s.cool = math.max(cool, now + math.min(ms or 0, 3600000))
-  if is_wave then l.from = l.from + math.max(s.cool - now - 1000, 0) end
-  l.wave, l.up, l.need = math.max(l.wave, s.cool), s.cool, now
-  s.refused = (tonumber(s.refused) or 0) + 1
-  if l.r and l.r >= ceiling(name) then l.r = nil end
+  local is_clean = l.x <= learn.base(l) * l.n
+  if is_clean then l.k = l.k + 1 end
+  if l.k > 2 then l.high = nil end
+  local percent = is_clean and math.max(math.min(2 ^ (l.k - 2), l.k > 6 and 8 or 4), 1) or 1
+  l.r = l.r * (l.top and l.r >= l.top * 0.95 and 1 + percent / 100 or learn.FAST)
+  if l.top and l.r > l.top * 1.5 then l.top = nil end
+  if l.r >= learn.ceiling(name) then l.r, l.top = nil, nil end
   measure_again(name)
-  for kind in pairs(measures[name].rates) do s[kind] = math.min(s[kind], kind == 'r' and 1 or 0) end
-  return 'done'
 end
 
--- Lets a rate grow that holds somebody up: slowly where it was refused before, faster above that.
-local function grow(name)
+-- Behind a cut and behind a pause calls go out one by one.
+function learn.calm(name)
+  measure_again(name)
+  local s = states[name]
+  for kind in pairs(measures[name].rates) do s[kind] = math.min(s[kind], kind == 'r' and 1 or 0) end
+end
+
+-- Ends a window that is long enough. Where nothing is refused and nobody knows what is allowed, a second is.
+function learn.look(name)
+  local l = states[name].l
+  local ms = l and now - l.from
+  if not l or l.n == 0 or ms < (l.top and learn.WINDOW or learn.SHORT) then return end
+  if l.n < learn.CALLS and ms < learn.LONG and (l.top or l.x > 0) then return end
+  if learn.is_sure(l) then
+    learn.cut(name)
+    learn.calm(name)
+    return
+  end
+  local excess = learn.excess(l)
+  if l.last and l.ends < 2 then l.bn, l.bx = l.bn + l.n, l.bx + l.x end
+  if l.r and l.held and l.x <= learn.tolerated(l) * l.n then learn.grow(name) end
+  l.ends, l.t = l.ends + 1, math.max(l.t * 0.99, learn.TOLERATED)
+  l.pn, l.px, l.e, l.room, l.began = l.n, l.x, math.max(excess, 0), math.max(-excess, 0), l.from
+  l.n, l.x, l.from, l.held, l.fresh = 0, 0, now, nil, nil
+end
+
+-- Somebody is held up by the rate.
+function learn.hold_up(name)
   local l = states[name].l
   if not l then return end
+  l.need, l.held = now, true
+  learn.look(name)
+end
+
+-- Counts a refusal where its call was: behind the last cut, in this window, in the one before. `sent` calls were made
+-- without a grant in `secs`, by a worker that did not know of the limit.
+function learn.note(l, op)
+  local at = now - math.max(tonumber(op.age) or 0, 0)
+  if op.sent then
+    l.n, l.began = l.n + op.sent, math.min(l.began, now - (tonumber(op.secs) or 1) * 1000)
+    if l.last then l.last.n = l.last.n + op.sent end
+  end
+  if l.last and at < l.last.at then
+    if l.ends > 0 then return end
+    l.last.x = math.min(l.last.x + 1, l.last.n)
+    learn.apply(l)
+  elseif at < (l.paused or 0) then
+    l.px = math.min(l.px + 1, l.pn)
+  elseif at < l.from and l.pn > 0 then
+    l.px = l.px + 1
+    if l.room >= 1 then l.room = l.room - 1 else l.e = l.e + 1 end
+  else
+    l.x = l.x + 1
+  end
+end
+
+-- Pauses the fleet where refusals agree, and lets a pause last as long as others ask. A wave behind a pause of which
+-- nothing passed says nothing of the rate, and the next pause is longer. Returns whether the fleet pauses.
+function learn.pause(name, ms)
+  local s, l = states[name], states[name].l
+  local cool, n, x = tonumber(s.cool) or 0, l.n, l.x
+  if cool > now then
+    s.cool = math.max(cool, now + (ms or 0))
+    return true
+  end
+  if not l.fresh then n, x = n + l.pn, x + l.px end
+  if x < learn.FEW or x <= n / 2 then return false end
+  local is_vain = l.fresh and l.pn > 0 and l.px >= l.pn
+  s.waves = is_vain and now - cool < 60000 and (tonumber(s.waves) or 0) + 1 or 1
+  if is_vain then l.e = l.before or 0 end
+  s.cool = now + math.max(ms or 0, math.min(learn.PAUSE * 2 ^ s.waves, ms and learn.LONGEST_WITH_WISH or learn.LONGEST))
+  return true
+end
+
+-- Whether a rate may be cut by now: what is behind a cut has been seen, and it is known how many calls there were. Right
+-- behind the beginning, calls without a grant use up what the provider states: that shows nothing.
+function learn.may_cut(name, is_paused)
+  local l = states[name].l
+  if (l.last and l.ends == 0 and not is_paused) or l.n < learn.FEW or l.x >= l.n then return false end
+  if configured[name].learned and (l.said or {}).r and now - l.at < UNAWARE then return false end
+  return is_paused or l.r or learn.ceiling(name) < math.huge or now - l.began >= learn.SHORT
+end
+
+-- The provider has refused a call, which was sent `age` ms ago. Returns whether the fleet waits, or the call alone.
+function learn.throttled(op)
+  local name = op.names[1]
+  load({ name })
+  local s, ms = states[name], tonumber(op.ms)
+  s.refused, touched[name] = (tonumber(s.refused) or 0) + 1, true
+  if learn.is_off(name) then return 'alone' end
+  if op.said then learn.take_said(name, op.said) end
+  local l = s.l or learn.begin(name)
   l.need = now
-  local is_near = l.top and l.r and l.r >= l.top * 0.95
-  if not l.r or now - l.up < (is_near and 5000 or l.top and 3000 or 1000) then return end
-  l.up = now
-  if is_near then l.k = l.k + 1 end
-  l.r = l.r * (is_near and 1 + math.min(math.max(l.k - 4, 1), 5) / 100 or l.top and 1.05 or 1.1)
-  l.w = nil
-  if l.top and l.r > l.top * 1.1 then l.top = nil end
-  if l.r >= ceiling(name) then l.r, l.top = nil, nil end
-  measure_again(name)
+  learn.look(name)
+  learn.note(l, op)
+  local is_paused = learn.pause(name, ms and math.min(math.max(ms, 0), learn.LONGEST_WISH))
+  local cuts = learn.may_cut(name, is_paused) and learn.is_sure(l)
+  if cuts then learn.cut(name) end
+  if is_paused then
+    if l.n > 0 then
+      l.before, l.e, l.room = l.e, math.max(learn.excess(l), 0), 0
+      l.pn, l.px = l.n + (l.fresh and 0 or l.pn), l.x + (l.fresh and 0 or l.px)
+    end
+    l.n, l.x, l.held, l.fresh, l.paused = 0, 0, nil, true, now
+    l.began, l.from = l.began + s.cool - math.max(now, l.from), s.cool
+  end
+  if l.r and l.r >= learn.ceiling(name) then l.r = nil end
+  if cuts or is_paused then learn.calm(name) else measure_again(name) end
+  return is_paused and 'paused' or 'alone'
 end
 
 -- Forgets what nobody needs: no refusal for long, and nobody held up. Returns whether something is still known.
-local function is_learned(name)
+function learn.is_known(name)
   load({ name })
   local l = states[name].l
-  if not l or now - math.max(l.need, l.wave) <= FORGET then return l ~= nil end
+  if not l or now - math.max(l.need, tonumber(states[name].cool) or 0) <= FORGET then return l ~= nil end
   if configured[name].learned then
     redis.call('HDEL', settings_key, name)
     change_version()
@@ -190,4 +270,3 @@ local function is_learned(name)
   measure_again(name)
   return false
 end
-

@@ -93,7 +93,7 @@ local function load(names, of_settings, of_state)
       missing[#missing + 1] = name
       fields[#fields + 1] = name
       local kind = string.match(name, '^(%a+):')
-      fields[#fields + 1] = EACH[kind] and kind .. ':*' or name
+      fields[#fields + 1] = EACH[kind] and kind .. ':*' or string.match(name, '^(.-) at ') or name
     end
   end
   if #missing == 0 and not of_settings then return end
@@ -110,9 +110,12 @@ local function load(names, of_settings, of_state)
   for i = 1, asked do
     local name, text = missing[i], found[2 * i - 1] or found[2 * i]
     local limit = decoded(text) or (text and { in_flight = 0 } or {}) -- nobody knows what it allows
-    states[name], configured[name], texts[name] = decoded(known[i]) or {}, limit, found[2 * i - 1] or ''
+    if limit.learned and not found[2 * i - 1] then text, limit = nil, {} end -- of another address
+    local own_text = EACH[string.match(name, '^(%a+):')] and found[2 * i - 1] or text
+    states[name], configured[name], texts[name] = decoded(known[i]) or {}, limit, own_text or ''
     local l = states[name].l
-    if l and l.of ~= redis.sha1hex(texts[name]) then states[name].l = nil end -- somebody has set or cleared the limit
+    -- Somebody has set or cleared the limit, or a worker of the release before has learned it.
+    if l and (l.of ~= redis.sha1hex(texts[name]) or not l.bn) then states[name].l = nil end
     if texts[name] == '' and states[name].cool and not states[name].l then -- cleared: that ends its pause
       states[name].cool, touched[name] = nil, true
     end

@@ -145,7 +145,7 @@ local function next_of(line, turn)
       if not e.over then name, ms, kind = blocked_by(e.names, e.amounts) end
       if name then
         states[line].why, touched[line] = name .. ' ' .. kind, true
-        if kind == 'r' then grow(name) end
+        if kind == 'r' then learn.hold_up(name) end
         if is_shared(line, name) then
           block(name, 'L' .. line, ms)
           return nil, 'blocked'
@@ -200,7 +200,7 @@ local function admit(line)
     local room, ms, kind = fits(line, ONE)
     if not room then
       states[line].why, touched[line] = line .. ' ' .. kind, true
-      if kind == 'r' then grow(line) end
+      if kind == 'r' then learn.hold_up(line) end
       block(line, 'L' .. line, ms)
       return false
     end
