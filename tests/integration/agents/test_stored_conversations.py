@@ -155,6 +155,25 @@ async def test_a_call_without_an_id_gets_one_that_its_answer_bears_too(
     assert server.received[1].body["messages"][2]["tool_call_id"] == answer.tool_call_id
 
 
+async def test_a_signature_of_a_call_goes_back_from_redis(
+    redis_url: str, server: RawModelServer, openai: HttpModel
+) -> None:
+    """Gemini refuses calls without it, behind chat completions too."""
+    signed = {"extra_content": {"google": {"thought_signature": "c2ln"}}}
+    made = wire_call('{"what": "a"}', **signed)
+    server.answers(completion(None, tool_calls=[made]), completion("It is a."))
+    settings = ModelSettings(base_url=server.base_url)
+    agent = Agent("wired", model="openai:gemini-3-pro", tools=[look], settings=settings)
+    models = Models(providers={"openai": lambda: openai})
+    async with bench(redis_url, agent) as desk:
+        run_id = await desk.create()
+        await Hands(desk, agent, models=models).finish(run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.output == "It is a."
+    (sent,) = server.received[1].body["messages"][1]["tool_calls"]
+    assert sent == {**made, "function": {"name": "look", "arguments": '{"what":"a"}'}}
+
+
 async def test_the_same_agent_takes_the_same_steps_with_another_provider(
     redis_url: str, server: RawModelServer, openai: HttpModel
 ) -> None:

@@ -112,8 +112,13 @@ def test_a_result_without_its_call_has_an_id_that_fits() -> None:
 def test_an_id_of_every_step_of_a_long_run_is_hashed_once_for_each(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    made: list[object] = []
-    monkeypatch.setattr(call_ids, "own_id", lambda *parts: made.append(parts) or own_id(*parts))
+    made: list[tuple[object, ...]] = []
+
+    def counted(*parts: object) -> str:
+        made.append(parts)
+        return own_id(*parts)
+
+    monkeypatch.setattr(call_ids, "own_id", counted)
     talk = tuple(message for _ in range(500) for message in answer("call_0"))
     assert len(set(ids_of(with_sent_ids(talk, PLAIN)))) == 500
     assert len(made) == 499

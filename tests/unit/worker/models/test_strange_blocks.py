@@ -52,7 +52,7 @@ def test_a_conversation_without_turns_has_no_thinking_to_go_on_with() -> None:
     assert converse(sent)["messages"] == []
 
 
-MALFORMED = [
+MALFORMED: list[Any] = [
     "x", None, 7, [], {}, {"provider": True}, {"provider": True, "at": -9, "data": {}},
     {"provider": True, "at": 0, "data": "x"}, {"provider": True, "at": 10**9, "data": {}},
     {"provider": True, "at": 0, "data": {"message": {"role": "x"}, "calls": "x"}},
