@@ -188,9 +188,8 @@ class AsyncFleet:
         With `after` it begins when those runs (ids, or a dict of ids by names) have ended; its text
         may have their results, as `{output}`. If one failed, so does it, or by `after_failed="run"`
         it begins. Other options are overrides: fields of the agent's configuration for this run.
-        Submitting a `run_id` (UUID), or an `idempotency_key` (text, of which the id is made), again
-        changes nothing, and raises `ConflictError` for another agent, input or overrides. Raises
-        `ConfigurationError` that names field and fix.
+        Submitting a `run_id` (UUID), or an `idempotency_key` (text), again changes nothing; of
+        another input it is a `ConflictError`. Raises `ConfigurationError` with field and fix.
         """
         place, overrides = placed(options, input)
         client = await self._session.open()
