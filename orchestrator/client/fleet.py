@@ -5,7 +5,6 @@ runs no tool: workers do.
 """
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack, get_args, overload
 
@@ -54,7 +53,7 @@ from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.batches.requests import pause_fleet
 from stepfleet.orchestrator.store.fleet.health import server_info, warnings
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
-from stepfleet.orchestrator.store.runs.submission import NewRun, given_of
+from stepfleet.orchestrator.store.runs.submission import NewRun
 
 __all__ = ["AsyncBatch", "AsyncFleet"]
 
@@ -192,9 +191,8 @@ class AsyncFleet:
         With `after` it begins when those runs (ids, or a dict of ids by names) have ended; its text
         may have their results, as `{output}`. If one failed, so does it, or by `after_failed="run"`
         it begins. Other options are overrides: fields of the agent's configuration for this run.
-        Submitting a `run_id` (UUID), or an `idempotency_key` (any text, of which the id is made),
-        again changes nothing. Raises `ConflictError` where that run has another agent, input or
-        overrides, and `ConfigurationError` that names field and fix.
+        Submitting a `run_id` (UUID), or an `idempotency_key` (text), again changes nothing; of
+        another input it is a `ConflictError`. Raises `ConfigurationError` with field and fix.
         """
         place, overrides = placed(options, input)
         client = await self._session.open()
@@ -224,14 +222,12 @@ class AsyncFleet:
             origin=origin_of(input),
             after=place.after,
         )
-        if place.run_id is not None:  # the id may be that of a run that is there
-            run = replace(run, given=given_of(run))
         await client.submission.require_room()
         await client.accept([config])
         await client.store.configs.save(config)
         if place.limit:
             await self.limits.submitted(run.run_id, place.limit)
-        if await client.submission.create(run):
+        if await client.submission.create(run, is_named=place.run_id is not None):
             await client.submission.publish([run])
         return run.run_id
 

@@ -104,7 +104,8 @@ class Connection:
         """
         clock = ("TIME",)
         sent = [self.send(*command) for command in (clock, *commands, clock)]
-        began, *replies, ended = await asyncio.gather(*sent, return_exceptions=True)
+        found: list[Any] = await asyncio.gather(*sent, return_exceptions=True)
+        began, *replies, ended = found
         for one in (began, ended):
             if isinstance(one, BaseException):
                 raise one

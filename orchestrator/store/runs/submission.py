@@ -4,7 +4,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
@@ -108,14 +108,17 @@ class Submission:
             msg = f"max_active_runs is {self._most:,}, and as many are active: submit it later"
             raise StoreError(msg)
 
-    async def create(self, run: NewRun, made: str | None = None) -> bool:
+    async def create(self, run: NewRun, made: str | None = None, *, is_named: bool = False) -> bool:
         """Create a run and make its first step due; return False if it was there already.
 
-        `made` is the token of the call: a repetition of it returns True as the first did.
+        `made` is the token of the call: a repetition of it returns True as the first did. With
+        `is_named` the id is one that a caller chose, and may be that of a run of another input.
         Raises `StoreError` when Redis stays out of reach, or refuses because its memory is full,
         `ConfigurationError` where the run's batch was cancelled as a whole, and `ConflictError`
-        where a run of that id is `given` something else.
+        where a run with that chosen id is of another input.
         """
+        if is_named:
+            run = replace(run, given=given_of(run))
         call = self._call(run, await self._connection.now(), made or _made())
         try:
             reply = await run_script(self._connection, *call)

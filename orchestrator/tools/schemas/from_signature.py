@@ -212,7 +212,7 @@ def _of_json(hint: Any) -> Any:
 def _nullable(hint: Any) -> Any:
     """Let null through, as the default None does: `x: int = None`."""
     inner, *metadata = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-    allowed = Union[inner, None]  # noqa: UP007 - `|` is not for every hint
+    allowed: Any = Union[inner, None]  # noqa: UP007 - `|` is not for every hint
     return Annotated[(allowed, *metadata)] if metadata else allowed
 
 

@@ -13,7 +13,7 @@ from typing import Any, get_origin
 import orjson
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
-from pydantic.json_schema import GenerateJsonSchema
+from pydantic.json_schema import GenerateJsonSchema, JsonSchemaWarningKind
 from pydantic_core import PydanticSerializationError, SchemaError
 
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -55,7 +55,10 @@ class Untitled(GenerateJsonSchema):
     These are the titles that pydantic makes of field names, and defaults that JSON does not have.
     """
 
-    ignored_warning_kinds = frozenset({"skipped-choice", "non-serializable-default"})
+    ignored_warning_kinds: set[JsonSchemaWarningKind] = {  # noqa: RUF012 - the base's form
+        "skipped-choice",
+        "non-serializable-default",
+    }
 
     def encode_default(self, dft: Any) -> Any:
         """Return a default as JSON; pydantic leaves out one for which this raises."""

@@ -77,7 +77,7 @@ async def test_an_ended_run_keeps_no_room_to_grow(
     async with bench(server.url, plain_agent()) as desk:
         for name, value in settings.items():
             await desk.opened.connection.execute("CONFIG", "SET", name, value)
-        run_id = await desk.create()
+        run_id = await desk.create(batch="")
         await drive(desk, run_id, 4, ends=False)
         before = await desk.header(run_id)
         events = await desk.opened.connection.execute(
