@@ -214,12 +214,12 @@ class Scene:
         made = sums.total()
         assert made == self.maybe_paid + self.without_call, "each call that was seen, once"
         uses = {one.name: one for one in await self.gates[0].settings.use()}
-        for model, name in (("a", FIRST), ("b", SECOND)):
-            assert uses[name].budgets[0].spent >= answered[model], "under its own limits"
         [budget] = uses[TENANT].budgets
         assert budget.reserved == 0
-        assert budget.spent >= made
-        assert budget.spent == made or not self.is_exact, "budgets spend what the ledger has"
+        if self.is_exact:
+            assert budget.spent == made, "budgets spend what the ledger has"
+            for model, name in (("a", FIRST), ("b", SECOND)):
+                assert uses[name].budgets[0].spent >= answered[model], "each under its own limits"
 
 
 INTERRUPTED = {
