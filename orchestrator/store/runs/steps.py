@@ -198,7 +198,8 @@ class StepStore:
         Raises `SerializationError`, and writes nothing, where a value cannot be stored.
         """
         if verdict.waiting is not None:
-            return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
+            with writing():
+                return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
         following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
         goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay and publish
         handoff = verdict.logged.handoff if verdict.logged else None
