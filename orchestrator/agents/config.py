@@ -212,7 +212,9 @@ class AgentConfig(Record):
             self.to_json()
         except ValueError as error:
             wrong = next(filter(self._is_unstorable, type(self).model_fields), "?")
-            msg = f"agent {self.name!r}: field {wrong!r} is stored, so it must be JSON data ({error})"
+            msg = (
+                f"agent {self.name!r}: field {wrong!r} is stored, so it must be JSON data ({error})"
+            )
             raise ConfigurationError(msg) from None
 
     def _is_unstorable(self, field: str) -> bool:

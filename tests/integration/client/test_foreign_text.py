@@ -37,7 +37,9 @@ async def test_text_that_is_no_unicode_is_refused_by_its_field(
     ids=["instructions", "metadata", "bytes"],
 )
 def test_an_agent_that_cannot_be_stored_is_refused_by_its_field(field: str, value: Any) -> None:
-    with pytest.raises(ConfigurationError, match=f"field '{field}' is stored, so it must be JSON data"):
+    with pytest.raises(
+        ConfigurationError, match=f"field '{field}' is stored, so it must be JSON data"
+    ):
         Agent("plain", model=Script([say("hi")]), **{field: value})
 
 
