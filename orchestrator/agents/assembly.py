@@ -51,13 +51,14 @@ def contract_of(config: AgentConfig, specials: Sequence[SpecialTool]) -> AnswerC
 
 
 def check_contract(config: AgentConfig, specials: Sequence[SpecialTool]) -> None:
-    """Raise `ConfigurationError` where an agent's answer contract cannot be kept."""
+    """Raise `ConfigurationError` where an answer contract cannot be kept, or the agent stored."""
     wrong = [one for one in specials if not isinstance(one, SpecialTool)]
     if wrong:
         kind = with_article(type(wrong[0]).__name__)
         msg = f"agent {config.name!r}: special_tools holds {kind}; give SpecialTool objects"
         raise ConfigurationError(msg)
     config.check_answer()
+    config.check_storable()
 
 
 def strategy_of(config: AgentConfig, given: Any) -> Strategy | None:

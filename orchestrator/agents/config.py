@@ -209,6 +209,24 @@ class AgentConfig(Record):
             msg = f"agent {self.name!r}: field 'tool_choice': {choice!r} {wrong}"
             raise ConfigurationError(msg)
 
+    def check_storable(self) -> None:
+        """Raise `ConfigurationError` that names the field with a value that JSON does not have."""
+        try:
+            self.to_json()
+        except ValueError as error:
+            wrong = next(filter(self._is_unstorable, type(self).model_fields), "?")
+            msg = (
+                f"agent {self.name!r}: field {wrong!r} is stored, so it must be JSON data ({error})"
+            )
+            raise ConfigurationError(msg) from None
+
+    def _is_unstorable(self, field: str) -> bool:
+        try:
+            self.model_dump_json(include={field})
+        except ValueError:
+            return True
+        return False
+
     def check_models(self) -> None:
         """Raise `ConfigurationError`, with the fix, where a model cannot be called like this."""
         settings = self.settings.model_dump(exclude_defaults=True)

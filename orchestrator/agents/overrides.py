@@ -51,6 +51,7 @@ def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str,
         check_nesting(value, name)
     wanted = {name: _whole(config, name, value) for name, value in given.items()}
     changed = config.with_overrides(wanted)
+    changed.check_storable()
     if not _OF_MODELS.isdisjoint(given):
         changed.check_models()
     if "tool_choice" in given:

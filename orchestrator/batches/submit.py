@@ -33,6 +33,7 @@ from stepfleet.orchestrator.batches.files.source import BatchInput, Given, Input
 from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, StoreError
 from stepfleet.orchestrator.limits.limit import NORMAL, Limit
+from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
@@ -80,6 +81,12 @@ class BatchOrder:
     input_format: InputFormat | None = None
     rules: RowRules = field(default_factory=RowRules)
     on_progress: OnProgress = lambda _: None
+
+    def __post_init__(self) -> None:
+        """Raise `ConfigurationError` for a name that cannot be stored."""
+        if self.name and well_formed(self.name) is not self.name:
+            msg = "field 'name' holds a lone surrogate, which is no valid Unicode; leave it out"
+            raise ConfigurationError(msg)
 
 
 @dataclass(frozen=True, slots=True)

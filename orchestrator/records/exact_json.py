@@ -53,8 +53,8 @@ def text(
     return dumps(value, default=default, option=option).decode()
 
 
-def loads(data: bytes | str, *, constants: bool = True) -> Any:
-    """Return the value of JSON; with `constants`, as records are read, also NaN and infinities.
+def loads(data: bytes | str, *, constants: bool = False) -> Any:
+    """Return the value of JSON; with `constants`, which records may have, also NaN and infinities.
 
     Raises `orjson.JSONDecodeError`, a `ValueError`, on anything else, and for whole numbers of more
     than 4,300 digits.

@@ -32,6 +32,8 @@ LONGEST_NAME = 512
 LARGEST_BLOCK = 1024 * 1024
 """Bytes of the JSON of a block of reasoning; four times as many of all blocks of an answer."""
 
+_TEXTS = ("content", "model", "reasoning_text", "request_id")
+
 
 def storable(response: LLMResponse, *, parsed: bool = False) -> LLMResponse:
     """Return the answer as it can be stored: the same object where nothing is wrong with it.
@@ -46,11 +48,31 @@ def storable(response: LLMResponse, *, parsed: bool = False) -> LLMResponse:
     A call that is not valid is not mended but answered with an error: its tool must not run with
     other arguments than the model gave.
     """
+    changes = _within_bounds(response)
+    if parsed:
+        return response.model_copy(update=changes) if changes else response
+    usage = bounded_usage(response.usage)
+    if usage is not response.usage:
+        changes["usage"] = usage
+    calls = response.tool_calls or ()
+    sound = tuple(map(_sound_call, bounded_calls(calls)))
+    if len(sound) < len(calls) or any(
+        one is not given for one, given in zip(sound, calls, strict=True)
+    ):
+        changes["tool_calls"] = sound
+    made = response.model_copy(update=changes) if changes else response
+    _check(made)
+    return made
+
+
+def _within_bounds(response: LLMResponse) -> dict[str, Any]:
+    """Return the texts and the reasoning that cannot be stored as they are, mended."""
     changes: dict[str, Any] = {}
-    for name in ("content", "model", "reasoning_text", "request_id"):
+    for name in _TEXTS:
         given = getattr(response, name)
-        given = "" if given is None else given
-        if isinstance(given, str) and (text := _sound_text(given)) is not getattr(response, name):
+        if given is None:
+            changes[name] = ""
+        elif given and isinstance(given, str) and (text := _sound_text(given)) is not given:
             changes[name] = text
     if len(response.model or "") > LONGEST_NAME:
         changes["model"] = ""  # the one that was asked
@@ -58,19 +80,7 @@ def storable(response: LLMResponse, *, parsed: bool = False) -> LLMResponse:
         changes["request_id"] = response.request_id[:LONGEST_NAME]
     if response.reasoning and (kept := _kept(response.reasoning)) != response.reasoning:
         changes["reasoning"] = kept
-    usage = bounded_usage(response.usage)
-    if usage is not response.usage:
-        changes["usage"] = usage
-    calls = () if parsed else response.tool_calls or ()
-    sound = tuple(map(_sound_call, bounded_calls(calls)))
-    if len(sound) < len(calls) or any(
-        one is not given for one, given in zip(sound, calls, strict=True)
-    ):
-        changes["tool_calls"] = sound
-    made = response.model_copy(update=changes) if changes else response
-    if not parsed:
-        _check(made)
-    return made
+    return changes
 
 
 def _check(response: LLMResponse) -> None:

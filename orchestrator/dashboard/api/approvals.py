@@ -12,6 +12,7 @@ from stepfleet.orchestrator.dashboard.api.records import (
     Waiting,
     WaitingPage,
 )
+from stepfleet.orchestrator.dashboard.visible import exact_in_browsers
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import args_shown
 from stepfleet.orchestrator.records.calls.answers import AskPage, Decided
@@ -72,7 +73,8 @@ class Approvals(ReadHandler):
         )
 
     def _shown(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        return args_shown(arguments, LONGEST_ARGUMENT)
+        shown: dict[str, Any] = exact_in_browsers(args_shown(arguments, LONGEST_ARGUMENT))
+        return shown
 
 
 class Decide(ActionHandler):

@@ -10,6 +10,7 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.revision import Revision
 from stepfleet.orchestrator.records import exact_json
+from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -98,6 +99,7 @@ class Control:
         self, run_id: str, note: str, request: str | None = None
     ) -> ControlResult:
         """Cancel a run by its id, also one whose records this version cannot read."""
+        note = well_formed(note)
         return await self._run(
             "cancel",
             run_id,

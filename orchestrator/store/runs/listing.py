@@ -303,7 +303,7 @@ def summary(run_id: str, header: Fields, slim: str) -> RunSummary:
     state: dict[str, Any] = {}
     if slim:
         try:
-            state = exact_json.loads(unpacked_within(LARGEST_STATE, slim))
+            state = exact_json.loads(unpacked_within(LARGEST_STATE, slim), constants=True)
         except (ValueError, SerializationError):  # of another version
             slim = ""
     reason, error = header.get("stop_reason"), header.get("error")

@@ -195,11 +195,12 @@ class StepStore:
     ) -> Committed:
         """Write a verdict, all or nothing, and make the next step due.
 
-        Without `publish` the caller dispatches that; the rescuer does after the grace time.
-        Raises `SerializationError`, and writes nothing, where a value cannot be stored.
+        Without `publish` the caller dispatches that, or the rescuer after the grace time. Raises
+        `SerializationError` for a value that cannot be stored.
         """
         if verdict.waiting is not None:
-            return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
+            with writing():
+                return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
         following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
         goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay and publish
         handoff = verdict.logged.handoff if verdict.logged else None
@@ -247,9 +248,8 @@ class StepStore:
         await self._scripts.run("shelve", run_id, "", duration(self.terms.grace))
 
     def _commit_fields(self, verdict: Verdict, events: Events, message: str) -> dict[str, Any]:
-        result = verdict.logged.result if verdict.logged else None
+        result, state = verdict.logged.result if verdict.logged else None, verdict.state
         usage = result.usage if result else None
-        state = verdict.state
         fields: dict[str, Any] = {
             "verdict": verdict.move,
             "slim": slim(state, ended=verdict.move is Move.FINISH),

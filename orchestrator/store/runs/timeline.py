@@ -387,7 +387,9 @@ def _text(stored: str, part: str) -> str | None:
     try:
         plain = unpacked_within(LARGEST_TEXT, stored)
         if part == "step":
-            return exact_json.text(exact_json.loads(plain), option=orjson.OPT_INDENT_2)
+            return exact_json.text(
+                exact_json.loads(plain, constants=True), option=orjson.OPT_INDENT_2
+            )
         return _texts(LoggedStep.from_json(plain).result).get(part)
     except (SerializationError, ValidationError):  # of another version, or larger unpacked
         return None

@@ -74,7 +74,9 @@ def _runs_in(steps: Sequence[str | None]) -> list[str]:
     ids: list[str] = []
     for stored in steps:
         try:
-            step = exact_json.loads(unpacked_within(LARGEST_STEP * 4, stored or "{}"))
+            step = exact_json.loads(
+                unpacked_within(LARGEST_STEP * 4, stored or "{}"), constants=True
+            )
             calls = step["result"]["tool_calls"]
             ids += [call["run"]["run_id"] for call in calls if call.get("run")]
         except (SerializationError, ValueError, LookupError, TypeError):  # of another version

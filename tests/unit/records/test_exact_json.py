@@ -79,6 +79,13 @@ def test_what_has_no_json_form_is_refused(value: Any) -> None:
         exact_json.dumps(value)
 
 
+def test_nan_is_read_of_records_alone() -> None:
+    with pytest.raises(ValueError, match="expected"):
+        exact_json.loads("[NaN]")
+    (found,) = exact_json.loads("[NaN]", constants=True)
+    assert math.isnan(found)
+
+
 def test_a_value_without_an_end_is_refused() -> None:
     endless: list[Any] = [2**64]
     endless.append(endless)

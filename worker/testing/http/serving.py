@@ -213,7 +213,7 @@ async def _read(request: web.BaseRequest) -> bytes:
 
 def _parsed(raw: bytes) -> dict[str, Any]:
     try:
-        body = exact_json.loads(raw, constants=False)
+        body = exact_json.loads(raw)
         exact_json.dumps([[[[[[[[body]]]]]]]])  # takes less nesting than it reads
     except ValueError:
         body = None
