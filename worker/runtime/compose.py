@@ -5,12 +5,12 @@ import random
 import secrets
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.memory.tokens import TokenCounters
-from stepfleet.orchestrator.models.pricing import Cost, RecentPrices, stated_cost
+from stepfleet.orchestrator.models.pricing import Cost, Prices, RecentPrices, stated_cost
 from stepfleet.orchestrator.models.pricing.tiers import address_of
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.calls.answers import Awaited
@@ -85,7 +85,7 @@ class Collaborators:
         subscribers = {one.name: one.subscribers for one in self._agents if one.subscribers}
         listener = (SubscriberObserver(subscribers, self.listening),) if subscribers else ()
         logger = step_logger(as_json=settings.log_format == "json")
-        cost, store.has_price = _prices()
+        cost, store.has_price = _prices([one.config for one in self._agents])
         self._models.watch = gate
         children = ChildRuns(opened, store, crash)
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
@@ -137,11 +137,15 @@ class Collaborators:
             await self._sources.aclose()
 
 
-def _prices() -> tuple[Cost, Callable[[AgentConfig, str], bool]]:
+def _prices(
+    agents: Iterable[AgentConfig],
+) -> tuple[Cost, Callable[[AgentConfig, str], bool]]:
     """Return what a model's call costs, and whether an agent's model has a price at all."""
     recent = RecentPrices()
-    # It takes a tenth of a second: not in the first step's call.
-    threading.Thread(target=recent.prices().warm, daemon=True, name="prices").start()
+    prices = recent.prices()
+    if not all(_is_priced(one, prices) for one in agents):
+        # It takes some tenths of a second: not in the first step's call.
+        threading.Thread(target=prices.warm, daemon=True, name="prices").start()
 
     def cost(model: str, usage: UsageStats, tier: str = "", address: str = "") -> float:
         return recent.prices().cost_of(model, usage, tier, address)
@@ -153,6 +157,15 @@ def _prices() -> tuple[Cost, Callable[[AgentConfig, str], bool]]:
         return stated is not None or recent.prices().has(model, address)
 
     return cost, has_price
+
+
+def _is_priced(config: AgentConfig, prices: Prices) -> bool:
+    """Return whether the models of an agent have prices that need not be loaded."""
+    return all(
+        stated_cost(config.pricing, (model,), UsageStats()) is not None
+        or prices.knows(model, address_of(model, config.settings.base_url))
+        for model in config.models
+    )
 
 
 def _successor(

@@ -1,9 +1,9 @@
 """Finds and reads the pricing file. Falls back with a warning, and never raises for a bad file.
 
 Order: the variables STEPFLEET_PRICING_CONFIG and SPARK_PRICING_CONFIG, ./model_pricing.json,
-~/.stepfleet/model_pricing.json, ~/.spark/model_pricing.json, the library `genai-prices` with the
-shipped table for what it does not know, and at last one price for everything. What a file does not
-name, and has no default for, is looked for behind it.
+~/.stepfleet/model_pricing.json, ~/.spark/model_pricing.json, the shipped table with the library
+`genai-prices` for models that it does not have, and at last one price for everything. What a file
+does not name, and has no default for, is looked for behind it.
 """
 
 import functools
@@ -69,7 +69,7 @@ def load_prices(path: str | Path | None = None) -> Prices:
 
 @functools.cache
 def shipped_prices() -> Prices:
-    """Return the library's prices and the table that comes with the package, for what it lacks.
+    """Return the table that comes with the package, and the library's prices for what it lacks.
 
     A single price if even that is unusable.
     """

@@ -23,6 +23,8 @@ _PER = 1_000_000
 _SECONDS_KEPT = 3600
 _MOST_KEPT = 1024
 _TIERS = "tiers"
+_DATED = re.compile(r"[-@](?:20\d{6}|20\d\d-\d\d-\d\d|latest)$")
+_PROVIDERS = {"openai-responses": "openai"}
 _BOUNDARIES = "-@:/"
 MAKERS = re.compile(r"^(?:[a-z-]{1,40}[.:]){1,4}")
 DEFAULT = "default"
@@ -100,9 +102,10 @@ class Cost(Protocol):
 class Prices:
     """Prices by model id. A model's dated variants share the price of the longest known prefix.
 
-    `known` returns the seller and the price of a model that is looked for before `models`, `tiers`
-    the multipliers of a seller's tiers. A model without a price costs the `default`; without one,
-    as much as `base` says, which also has the tiers that are missing here.
+    `known` returns the seller and the price of a model that `models` do not have at its provider;
+    it may have to load them. `tiers` are the multipliers of a seller's tiers. A model without a
+    price costs the `default`; without one, as much as `base` says, which also has the tiers that
+    are missing here.
     """
 
     models: Mapping[str, Price] = field(default_factory=dict)
@@ -160,7 +163,26 @@ class Prices:
             found = self._found[key] = self._find(model, address)
         return found
 
+    def knows(self, model: str, address: str) -> bool:
+        """Return whether a price is found without a search in what `known` has to load."""
+        if self.known is not None:
+            return self._at_home(model, address) is not None
+        if self.default is not None or self.base is None:
+            return True
+        return fitting_key(model, self.models) is not None or self.base.knows(model, address)
+
+    def _at_home(self, model: str, address: str) -> Price | None:
+        """Return the price of a model, or of a dated version, where its own provider sells it."""
+        name = model.rpartition(":")[2]
+        provider = _PROVIDERS.get(address, address)
+        for known in (name, _DATED.sub("", name)):
+            if (price := self.models.get(f"{provider}:{known}")) is not None:
+                return price
+        return None
+
     def _find(self, model: str, address: str) -> tuple[Price, bool]:
+        if self.known is not None and (price := self._at_home(model, address)):
+            return price, True
         if self.known is not None and (sold := self.known(model, address)):
             seller, price = sold
             tiers = {**self.tiers.get(seller, {}), **price.tiers}

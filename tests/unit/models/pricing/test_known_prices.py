@@ -2,12 +2,14 @@
 
 import json
 import logging
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from stepfleet.orchestrator import UsageStats
 from stepfleet.orchestrator.models.pricing import Price, known, load_prices
 from stepfleet.orchestrator.models.pricing.loading import shipped_prices
 
@@ -93,3 +95,36 @@ def test_long_prompts_and_tiers_of_the_library_are_kept() -> None:
     half = price.tiers["batch"]
     assert isinstance(half, Price)
     assert (half.input, half.output) == (price.input / 2, price.output / 2)
+
+
+def test_the_shipped_table_has_what_the_library_has() -> None:
+    """COST-04: a release has the prices of its day; the library need not be loaded for these."""
+    prices = shipped_prices()
+    million = UsageStats(prompt_tokens=1_000_000, completion_tokens=1_000_000, cached_tokens=3)
+    little = UsageStats(prompt_tokens=9_000, completion_tokens=9_000, cache_write_tokens=7)
+    names = [one.split(":") for one in prices.models if ":" in one]
+    assert len(names) > 40
+    for provider, model in names:
+        assert prices.knows(model, provider)
+        found = known.known_price(model, provider)
+        assert found is not None, model
+        for usage in (million, little):
+            for tier in ("", *found[1].tiers):
+                here = prices.cost_of(model, usage, tier, provider)
+                assert here == pytest.approx(found[1].cost(usage, tier), rel=0.01), (model, tier)
+
+
+def test_the_library_is_loaded_for_models_that_the_table_lacks_alone() -> None:
+    code = """
+import sys
+from stepfleet.orchestrator.models.pricing.loading import shipped_prices
+prices = shipped_prices()
+for model in ("gpt-4o-mini-2024-07-18", "gpt-5", "openai:gpt-5-2025-08-07"):
+    assert prices.has(model, "openai")
+assert prices.has("claude-sonnet-4-20250514", "anthropic")
+assert "genai_prices" not in sys.modules
+assert not prices.knows("gpt-4o-audio-preview", "openai")
+assert prices.has("gpt-4o-audio-preview", "openai")
+assert "genai_prices" in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
