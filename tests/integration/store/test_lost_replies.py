@@ -136,6 +136,7 @@ async def test_a_resume_is_answered_as_done_and_gives_one_hint(
     run_id = await desk.create()
     async with reply_lost(proxy, "pause"):
         assert (await fleet.runs.pause(run_id)).outcome == "paused"
+    await desk.refused(run_id)  # whose message is gone now
     waiting = await desk.queued()
     async with reply_lost(proxy, "resume"):
         assert (await fleet.runs.resume(run_id)).outcome == "resumed"

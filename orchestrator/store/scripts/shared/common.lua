@@ -249,18 +249,6 @@ local function reach(word, now)
   return true
 end
 
--- Writes what an ended run keeps anew: a stream's last node has room for more entries, and a hash in which a long value
--- stood (an active run's state) keeps the form for long ones. By a second key that takes the place of the first, never by a
--- removal, so that a cut append-only file has one of the two. Servers that deny it keep the larger form.
-local SMALL_STATE = 1024
-local function compact()
-  local spare = run_key .. ':spare'
-  if redis.pcall('COPY', events_key, spare) == 1 then redis.pcall('RENAME', spare, events_key) end
-  if redis.call('HSTRLEN', run_key, 'slim') > SMALL_STATE then return end
-  redis.call('HSET', spare, unpack(redis.call('HGETALL', run_key)))
-  redis.call('RENAME', spare, run_key)
-end
-
 -- Enters an end state. The caller has checked that the run is not in one. The journal of a step
 -- that was not committed stays: a retry must neither pay for its answer again nor run its tools.
 -- Returns true where no run of the batch is open on this shard any more.
@@ -269,7 +257,6 @@ local function finish(from, batch, a, now)
     'outcome', a.outcome, 'token', '', 'ended', digits(now), 'updated', digits(now), 'want', '')
   redis.call('ZREM', due_key, run_id)
   relist(from, a.stop_reason, a.created)
-  compact()
   owe(a.returns, now, batch == '' and a.retention)
   -- The runs of a batch stay until the last of them has ended.
   if batch == '' then return retain(a.retention) end

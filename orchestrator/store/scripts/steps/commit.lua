@@ -68,6 +68,20 @@ local function trim(first, since)
   end
 end
 
+-- Writes anew what a run keeps that ends here: a stream's last node has room for more entries, and a hash in which a long
+-- value stood (an active run's state) keeps the form for long ones. By a second key that takes the place of the first,
+-- never by a removal, so that a cut append-only file has one of the two. Servers that deny COPY keep the larger form.
+-- Runs that are cancelled, perhaps a hundred thousand at once, stay as they are.
+local SMALL_STATE = 1024
+local function compact()
+  local spare = run_key .. ':spare'
+  redis.call('UNLINK', spare)
+  if redis.pcall('COPY', events_key, spare) == 1 then redis.pcall('RENAME', spare, events_key) end
+  if redis.call('HSTRLEN', run_key, 'slim') > SMALL_STATE then return end
+  redis.call('HSET', spare, unpack(redis.call('HGETALL', run_key)))
+  redis.call('RENAME', spare, run_key)
+end
+
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
   'logged', 'outage', 'created', 'returns', 'waiting')
 local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
@@ -127,6 +141,7 @@ if a.verdict == 'finish' then
   local price = a.log == '' and redis.call('HGET', journal_key, 'price')
   if price then note_lost(batch, 'paid', price) end
   a.created, a.returns = h[11], h[12] or ''
+  compact() -- before its keys expire: the new ones would not
   local is_last = finish(status, batch, a, now)
   local owes = a.returns == '1'
   if a.log == '' then
