@@ -34,6 +34,6 @@ def test_no_file_is_longer_than_600_lines() -> None:
     assert longer_than(LONGEST, ROOT) == {}
 
 
-def test_no_module_of_the_packages_is_longer_than_600_lines() -> None:
+def test_no_module_of_the_packages_is_longer_than_400_lines() -> None:
     """QUAL-02"""
     assert longer_than(LONGEST_MODULE, *(ROOT / name for name in MODULES)) == {}
