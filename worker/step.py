@@ -43,7 +43,7 @@ OF_VALUES = (
     ArithmeticError,
     AttributeError,
     LookupError,
-    RecursionError,
+    RuntimeError,
     TypeError,
     ValueError,
 )
@@ -222,7 +222,7 @@ async def _judged(
         verdict, events = held(claim, number), Events([])
     if failed := in_vain(attempt, verdict, lease, ports):
         verdict = replace(verdict, failed=failed, entered=lease.entered)
-    with suppress(*OF_VALUES):  # then its calls stay without a price
+    with suppress(Exception):  # then its calls stay without a price
         verdict = replace(verdict, guess=guessed(claim, attempt, verdict, ports))
     return verdict, events
 
