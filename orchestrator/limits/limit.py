@@ -198,15 +198,20 @@ def model_of(name: str) -> str:
     return name.partition(AT)[0]
 
 
-def is_limited(known: Limits, name: str) -> bool:
-    """Return whether calls are under a limit of that name.
+def set_for(known: Limits, name: str) -> Limit | None:
+    """Return the limit of that name; None where there is none.
 
     What people set for a model holds for each of its addresses and accounts by itself.
     """
-    if name in known:
-        return True
+    if (own := known.get(name)) is not None:
+        return own
     model = known.get(model_of(name))
-    return model is not None and bool(model.model_fields_set)
+    return model if model is not None and model.model_fields_set else None
+
+
+def is_limited(known: Limits, name: str) -> bool:
+    """Return whether calls are under a limit of that name."""
+    return set_for(known, name) is not None
 
 
 def learns(known: Limits, name: str) -> bool:

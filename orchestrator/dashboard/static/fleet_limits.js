@@ -27,7 +27,7 @@ function row(one, limits, changed) {
 }
 
 function allowed(one) {
-  const set = Object.entries(one.limit || {}).filter(([name, value]) => !RATES.includes(name) && !BUDGETS.includes(name) && value !== null && !(["weight", "burst"].includes(name) && value === 1) && (name !== "on_budget" || one.limit.on_budget === "hold"));
+  const set = Object.entries(one.limit || {}).filter(([name, value]) => !RATES.includes(name) && !BUDGETS.includes(name) && value !== null && !(["weight", "burst"].includes(name) && value === 1) && (name !== "on_budget" || one.limit.on_budget === "hold") && (name !== "learn" || value === false));
   const rates = RATES.filter((name) => name in one.rooms).map((name) => {
     const learned = name in one.learned ? `, learned: ${number(one.learned[name])}` : "";
     const given = one.limit?.[name] ? number(one.limit[name]) : "as learned";
@@ -85,7 +85,7 @@ export function setLimit(one) {
 }
 
 /** Whether a field says something: burst and weight have defaults. */
-const isSet = (limit, name) => !(["burst", "weight"].includes(name) && limit[name] === 1) && (name !== "on_budget" || limit[name] === "hold");
+const isSet = (limit, name) => !(["burst", "weight"].includes(name) && limit[name] === 1) && (name !== "on_budget" || limit[name] === "hold") && (name !== "learn" || limit[name] === false);
 
 function send(name, given, before) {
   if (!name) throw refused("name", "write the limit's name, as openai:gpt-4o-mini or tenant:acme");

@@ -11,7 +11,7 @@ import orjson
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.limits.budgets import raising
-from stepfleet.orchestrator.limits.limit import RUN, Limit, changed, kind_of, limit_of
+from stepfleet.orchestrator.limits.limit import RUN, Limit, changed, kind_of, limit_of, set_for
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.admission.limit_use import (
@@ -194,9 +194,9 @@ class LimitSettings:
         names = {*limits, *waiting, *(name for name in stored if not name.startswith("*"))}
         budgets = await self._budgets(limits, names, int(now // 86_400_000))
         return [
-            use_of(name, limits.get(name), state_of(stored.get(name)), waiting, now).model_copy(
-                update={"budgets": budgets.get(name, ())}
-            )
+            use_of(
+                name, set_for(limits, name), state_of(stored.get(name)), waiting, now
+            ).model_copy(update={"budgets": budgets.get(name, ())})
             for name in sorted({*names, *budgets})
         ]
 

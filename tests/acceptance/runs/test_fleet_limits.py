@@ -3,9 +3,12 @@
 import json
 import signal
 import threading
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from redis import Redis
 from support.deadlines import wait_until
 from support.workers.fleet_workers import FleetWorker
@@ -32,6 +35,53 @@ def rules(request: RequestRecord) -> Reply:
         call = ToolCallReply("look", {"what": request.question})
         return Reply(tool_calls=(call,), latency=0.1)
     return Reply("done", latency=0.1)
+
+
+def play(start: Start, url: str, *, runs: int, latency: float, every: int) -> float:
+    """Play runs of two calls on two workers; every so many of them one call is refused.
+
+    Such are the refusals of a provider whose capacity is shared: there are as many at any rate.
+    Return the seconds.
+    """
+
+    def late(request: RequestRecord) -> Reply:
+        return replace(rules(request), latency=latency)
+
+    unlucky = range(every, runs, every) if every else ()
+    with ModelServer(late) as server, Fleet(url) as fleet:
+        for number in unlucky:
+            fault = Fault("rate_limited", retry_after=1.0)
+            server.fail(fault, key=f"{number} of {every}", turn=1 + number // every % 2)
+        env = {"OPENAI_BASE_URL": server.url, "STEPFLEET_SLOTS": "25"}
+        workers = [start(name=f"w{n}-{every}", env=env) for n in range(2)]
+        assert fleet.run(AGENT, "warm", timeout=60) == "done"
+        began = time.monotonic()
+        rows = [{"id": f"{n}", "input": f"{n} of {every}"} for n in range(runs)]
+        batch = fleet.submit_batch(rows, AGENT)
+        assert [one.output for one in batch.results()] == ["done"] * runs
+        seconds = time.monotonic() - began
+        statuses = [one.status for one in server.requests]
+        for worker in workers:
+            worker.signal(signal.SIGTERM)
+        for worker in workers:
+            worker.wait()
+    assert statuses.count(429) == len(unlucky)
+    return seconds
+
+
+def test_refusals_at_random_hardly_delay_a_fleet(start_worker: Start, redis_url: str) -> None:
+    """LLM-15, ERR-22: one call in fifty is refused; once such a fleet came to a stand."""
+    size = {"runs": 300, "latency": 0.3}
+    without = play(start_worker, redis_url, **size, every=0)
+    assert play(start_worker, redis_url, **size, every=25) < 1.5 * without + 4
+
+
+@pytest.mark.long
+def test_refusals_at_random_hardly_delay_a_large_fleet(start_worker: Start, redis_url: str) -> None:
+    """The same with 1,301 runs at a second a call."""
+    size = {"runs": 1301, "latency": 1.0}
+    without = play(start_worker, redis_url, **size, every=0)
+    assert play(start_worker, redis_url, **size, every=25) < 1.25 * without + 5
 
 
 def left(url: str) -> list[object]:

@@ -8,16 +8,21 @@ import pytest
 from support.deadlines import until
 from support.runs.stored_runs import Bench, bench, called
 
+from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.limits.estimates import Amounts
+from stepfleet.orchestrator.limits.limit import names_of
 from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Wait
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
+from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.admission.calls import (
     DONE,
     GRANTED,
     TICK,
     WAITS,
     Request,
+    charging,
     refunding,
+    settling,
 )
 from stepfleet.orchestrator.store.records.codec import milliseconds
 from stepfleet.worker.leases.lease import Leases
@@ -213,3 +218,72 @@ async def test_the_grant_of_an_answered_step_is_spent_where_nobody_has_settled_i
         assert use.spent == 1
         assert use.reserved == 0
         await gate.aclose()
+
+
+async def test_one_bad_operation_fails_alone(desk: Bench) -> None:
+    """Others of its call are applied: a number that cannot be written, an operation that breaks."""
+    gate = Gate(desk.opened, "w1")
+    await desk.opened.connection.execute(
+        "HSET", desk.opened.keys.of(keys.LIMIT_SETTINGS), MODEL, '{"in_flight":9}'
+    )
+    request = Request(StepHint("r0", 0), "a", "", (MODEL,), Amounts())
+    unwritten = settling(StepHint("r1", 0), Amounts(output_tokens=10**30))
+    broken = {"op": "headers", "names": [MODEL], "said": 7}
+    replies = [gate.call(one) for one in (unwritten, broken, request.operation("try"))]
+    found = await asyncio.gather(*replies, return_exceptions=True)
+    assert [isinstance(one, StoreError) for one in found[:2]] == [True, True]
+    assert "64-bit" in str(found[0])
+    assert found[2] == GRANTED
+    await gate.aclose()
+
+
+async def test_a_model_of_which_nothing_is_to_be_learned_gets_no_limit(desk: Bench) -> None:
+    """`learn = false`, of a model or of its service."""
+    gate = Gate(desk.opened, "w1")
+    for name, known in (("openai:m", "openai:m"), ("openai:n at host/v1", "openai:*")):
+        await gate.settings.change(known, {"learn": False})
+        await gate.reload()
+        for _ in range(5):
+            gate.note_refusal(name, 60.0, 0.0)
+            assert not await gate.pauses(name)
+        assert await gate.may_call(name)
+        assert set(await gate.settings.names()) == {known}
+        assert not (await gate.settings.use())[0].refused
+        await gate.settings.clear([known])
+    await gate.aclose()
+
+
+async def test_what_one_address_refuses_holds_for_no_other(desk: Bench) -> None:
+    """LLM-15: what is set for a model holds for each of them by itself."""
+    gate = Gate(desk.opened, "w1")
+    other = f"{MODEL} at gateway.example/v1"
+    for _ in range(5):
+        gate.note_refusal(other, 60.0, 0.0)
+    assert await gate.pauses(other)
+    assert list(gate.limits) == [other]
+    assert names(gate, MODEL) == ()
+    assert names(gate, other) == (other,)
+    await gate.settings.clear([other])
+    await gate.call(charging((other,), Amounts(0)))  # to clear a limit ends its pause
+    await gate.settings.change(MODEL, {"in_flight": 1})
+    await gate.reload()
+    assert names(gate, other) == (other,)
+    for number, name in enumerate((MODEL, other)):
+        request = Request(StepHint(f"r{number}", 0), "a", "", (name,), Amounts())
+        assert await gate.call(request.operation("try")) == GRANTED
+        again = Request(StepHint(f"again{number}", 0), "a", "", (name,), Amounts())
+        assert await gate.call(again.operation("try")) == "full"
+    for _ in range(5):
+        gate.note_refusal(other, 60.0, 0.0)
+    assert await gate.pauses(other)
+    assert await gate.settings.names() == [MODEL], "what is set for the model is not replaced"
+    cools = {one.name: one.cool_seconds > 0 for one in await gate.settings.use()}
+    assert cools == {MODEL: False, other: True}
+    await gate.settings.change(MODEL, {"usd": 5})
+    await gate.reload()
+    assert names(gate, other) == (other, MODEL), "budgets hold for all addresses together"
+    await gate.aclose()
+
+
+def names(gate: Gate, name: str) -> tuple[str, ...]:
+    return names_of(gate.limits, model=name, tenant="", batch="", agent="a")

@@ -19,6 +19,7 @@ from stepfleet.orchestrator.limits.limit import (
     Limit,
     changed,
     exceeded,
+    learns,
     limit_of,
     limits_from,
     names_of,
@@ -56,7 +57,8 @@ def test_fields_of_a_limit_are_changed_one_by_one() -> None:
 
 
 def test_a_step_is_under_the_limits_of_its_model_tenant_batch_and_agent() -> None:
-    known = dict.fromkeys(("openai:m", "openai:*", "tenant:a", "batch:*", "agent:other"), Limit)
+    one = Limit(in_flight=1)
+    known = dict.fromkeys(("openai:m", "openai:*", "tenant:a", "batch:*", "agent:other"), one)
     given = {"model": "openai:m", "agent": "clerk"}
     assert names_of(known, **given, tenant="a", batch="b1") == (
         *("openai:m", "openai:*"),
@@ -117,3 +119,16 @@ def test_a_run_compares_its_own_totals_with_its_budget() -> None:
     assert over is not None
     assert "usd of run:1: 0.009 USD of the budget of 0.01 USD" in over.evaluation().reason
     assert exceeded(limit, "run:1", Spending(calls=3), Spending(calls=1)) is not None
+
+
+def test_learning_is_switched_off_for_models_alone() -> None:
+    assert parsed_field("learn=false") == ("learn", False)
+    assert parsed_field("learn=") == ("learn", None)
+    assert not learns({"openai:*": limit_of("openai:*", {"learn": False})}, "openai:m at host")
+    assert learns({"openai:m": Limit(in_flight=1)}, "openai:m")
+    with pytest.raises(ConfigurationError, match="write learn=false"):
+        parsed_field("learn=no")
+    with pytest.raises(ConfigurationError, match="for models only"):
+        limit_of("tenant:a", {"learn": False, "in_flight": 1})
+    with pytest.raises(ConfigurationError, match="it limits nothing"):
+        limit_of("openai:m", {"learn": True})

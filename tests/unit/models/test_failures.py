@@ -164,6 +164,12 @@ def test_redirects_are_refused_with_the_fix() -> None:
         ({"retry-after": "2.5"}, 2.5),
         ({"retry-after": "-3"}, 0),
         ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "100000000000000000000"}, 3600),
+        ({"retry-after": "1e306"}, 3600),
+        ({"retry-after-ms": "1e308"}, 3600),
+        ({"retry-after": "9" * 5000}, 3600),
+        ({"retry-after": "Fri, 31 Dec 9999 23:59:59 GMT"}, 3600),
         ({"retry-after": "soon"}, None),
         ({"retry-after": "Thu, 01 Jan 2026 12:00:30 GMT"}, 30),
         ({"retry-after": "Thu, 01 Jan 2026 11:00:00 GMT"}, 0),
@@ -207,3 +213,41 @@ def test_a_word_that_stands_for_a_key_stays_in_messages() -> None:
     body = orjson.dumps({"error": {"message": "maximum context"}})
     failure = refusal(400, {}, body, host="h", key="x", now=NOW)
     assert "maximum context" in str(failure)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Fri, 31 Dec 9999 23:59:59 -2359",
+        "Thu, 01 Jan 0001 00:00:00 +2300",
+        "Thu, 01 Jan 2026 12:00:30 +99999999",
+        ", ,",
+        "Thu, 99 Foo",
+        "\ud800",
+        "",
+    ],
+)
+def test_an_odd_date_is_no_wish_or_a_bounded_one(text: str) -> None:
+    assert (retry_after({"retry-after": text}, NOW) or 0) in (0, 3600)
+
+
+@pytest.mark.parametrize("wish", [1e306, 10**30, float("inf")])
+def test_no_wish_is_longer_than_an_hour_wherever_it_comes_from(wish: float) -> None:
+    """A model of a package raises what it likes."""
+    assert RateLimitError("slow", retry_after=wish).retry_after == 3600
+    assert ModelError("slow", retry_after=-wish).retry_after == 0
+
+
+@pytest.mark.parametrize("wish", [float("nan"), "7", None, 1j])
+def test_what_is_no_number_is_no_wish(wish: Any) -> None:
+    assert RateLimitError("slow", retry_after=wish).retry_after is None
+
+
+def test_a_tier_without_capacity_is_no_limit_of_the_account() -> None:
+    """LANE-03"""
+    words = error("Resource unavailable", type="resource_unavailable", code="resource_unavailable")
+    shed, limited = refuse(429, words), refuse(429, error("slow down", code="rate_limit_exceeded"))
+    assert isinstance(shed, RateLimitError)
+    assert isinstance(limited, RateLimitError)
+    assert shed.sheds
+    assert not limited.sheds
