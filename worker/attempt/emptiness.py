@@ -21,6 +21,8 @@ def no_answer(response: LLMResponse, *, allowed: bool) -> ModelError | None:
     has_content = bool(response.tool_calls) or bool(text and not text.isspace())
     if has_content and reason is not FinishReason.ERROR:
         return None
+    if reason is FinishReason.PAUSE:  # half a turn, with calls of the provider's own tools
+        return None
     if allowed and reason in _ENDED_BY_THE_MODEL:
         return None
     error = _failure(response)
