@@ -166,7 +166,7 @@ async def test_a_run_whose_model_reasons_in_nested_data_is_paid_once_and_can_be_
 
 async def test_what_a_commit_cannot_write_fails_its_step_and_not_its_run(redis_url: str) -> None:
     """Nothing is written of it, and no worker is lost over it."""
-    failed = []
+    failed: list[Verdict] = []
 
     class Strict(StepStore):
         async def commit(self, claim: Claim, verdict: Verdict, *given: Any, **more: Any) -> Any:
