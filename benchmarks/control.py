@@ -25,7 +25,7 @@ from agents import runner
 from loads import lines
 from processes import redis_server
 from redis import Redis
-from reports import Column, Report, begin, finish, parser, show
+from reports import Column, Report, begin, finish, parser, progress, show
 
 from stepfleet.orchestrator import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.settings.settings import QUEUE
@@ -53,7 +53,7 @@ async def measure(args: argparse.Namespace, report: Report) -> None:
             batch = await fleet.submit_batch(lines(args.runs, 1), runner)
             with pinged(url) as waits:
                 await asyncio.sleep(IDLE_SECONDS)
-            report.add({"verb": "idle", "runs": args.runs, **spread(waits)})
+            report.details["idle"] = spread(waits)
             for verb in VERBS:
                 if verb in args.only:
                     report.add(await one(verb, batch, client, args.runs, url))
@@ -124,6 +124,7 @@ def ping(url: str, told: Connection) -> None:
 
 def spread(waits: list[float]) -> dict[str, float]:
     """Return median, 99th percentile and maximum."""
+    waits = waits if len(waits) > 1 else [0.0, *waits, 0.0]
     parts = statistics.quantiles(waits, n=100, method="inclusive")
     return {"ping_p50": parts[49], "ping_p99": parts[98], "ping_max": max(waits)}
 
@@ -152,6 +153,8 @@ def main() -> None:
             Column("messages", "messages", 0),
         ],
     )
+    idle = ", ".join(f"{value:.1f}" for value in report.details["idle"].values())
+    progress.print(f"ping ms while nothing is asked (p50, p99, max): {idle}")
     finish(report, args, list)
 
 

@@ -20,8 +20,6 @@ from redis.asyncio import Redis
 from reports import Column, Report, begin, finish, parser, show
 
 from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.batches.requests import PAGE
-from stepfleet.orchestrator.store.batches.upkeep import PAGE as EXPIRED_AT_ONCE
 from stepfleet.orchestrator.store.events.feeds import JOINED_AT_ONCE
 from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.runs.import_run import pages
@@ -31,6 +29,8 @@ RUN, DUE, QUEUE = "sf:{s00}:run:r", "sf:{s00}:due", "queue"
 KEYS = [RUN, DUE, QUEUE]
 HEADER = ("v", "config", "slim", "since", "status", "step", "outcome", "batch")
 AT_ONCE = 1000
+PAGE, EXPIRED_AT_ONCE = 25, 200
+"""Runs in one call of a sweep, which follows the time that they take, and of an expiry."""
 ENDED = {"status": "completed", "stop_reason": "completed", "error": "", "retention": 600}
 Play = Callable[["Store"], Awaitable[None]]
 

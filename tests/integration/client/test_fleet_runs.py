@@ -140,12 +140,14 @@ async def test_a_run_id_or_key_of_another_input_is_refused_and_the_same_one_is_n
     fleet: AsyncFleet, desk: Bench
 ) -> None:
     """RUN-01"""
-    own = str(uuid4())
-    for name in ({"run_id": own}, {"idempotency_key": "order-77"}):
+    first = ""
+    names: list[dict[str, Any]] = [{"run_id": str(uuid4())}, {"idempotency_key": "order-77"}]
+    others: list[tuple[str, dict[str, Any]]] = [("goodbye", {}), ("hello", {"max_steps": 3})]
+    for name in names:
         first = await fleet.submit(AGENT, "hello", **name)
         for metadata in ({"at": 1}, {"at": 2}):  # of no account to the answer
             assert await fleet.submit(AGENT, "hello", metadata=metadata, **name) == first
-        for given, options in (("goodbye", {}), ("hello", {"max_steps": 3})):
+        for given, options in others:
             with pytest.raises(ConflictError, match=f"{first} is there already.*another") as said:
                 await fleet.submit(AGENT, given, **options, **name)
             assert said.value.code == "CONFLICT"
