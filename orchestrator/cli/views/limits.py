@@ -16,10 +16,14 @@ NONE = "no limits: stepfleet limits set openai:gpt-4o-mini requests_per_minute=3
 def words(limit: Limit | None) -> str:
     """Return a limit's fields in a line."""
     fields = limit.model_dump(exclude_unset=True) if limit else {}
-    return ", ".join(
+    parts = [
         f"{name.replace('_', ' ')} {value if isinstance(value, str) else f'{value:,g}'}"
         for name, value in fields.items()
-    )
+        if name != "learn"
+    ]
+    if fields.get("learn") is False:
+        parts.append("learns nothing")
+    return ", ".join(parts)
 
 
 def _budget(name: str, use: BudgetUse) -> str:

@@ -6,8 +6,10 @@ import { button, count, duration, el, table, usd } from "./dom.js";
 
 const RATES = ["requests_per_minute", "tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute", "starts_per_minute"];
 const BUDGETS = ["usd", "usd_per_day", "tokens", "tokens_per_day", "calls", "calls_per_day", "active_seconds", "active_seconds_per_day"];
-const FIELDS = [...RATES, "in_flight", "burst", "weight", ...BUDGETS, "on_budget"];
+const FIELDS = [...RATES, "in_flight", "burst", "weight", ...BUDGETS, "on_budget", "learn"];
 const CHOICES = [["", "as by default: stop"], ["stop", "stop: runs end"], ["hold", "hold: runs wait until it is raised"]];
+const LEARNS = [["", "as by default: from refusals and headers"], ["false", "nothing: only refused calls wait"]];
+const OPTIONS = { on_budget: CHOICES, learn: LEARNS };
 const words = (name) => name.replaceAll("_", " ");
 const number = (value) => Number(value).toLocaleString("en-US", { maximumFractionDigits: 3 });
 
@@ -75,7 +77,7 @@ function raise(name, field, before) {
 /** Ask for a limit's fields, and set those that have changed; an emptied one is taken away. */
 export function setLimit(one) {
   const before = Object.fromEntries(FIELDS.map((name) => [name, one?.limit?.[name] === null || !(one?.limit && isSet(one.limit, name)) ? "" : String(one.limit[name])]));
-  const fields = FIELDS.map((name) => ({ label: words(name), name, value: before[name], ...(name === "on_budget" ? { options: CHOICES } : {}) }));
+  const fields = FIELDS.map((name) => ({ label: words(name), name, value: before[name], ...(name in OPTIONS ? { options: OPTIONS[name] } : {}) }));
   const named = one ? [] : [{ label: "Name, as openai:gpt-4o-mini or tenant:acme", name: "name" }];
   const question = {
     title: one ? `Change the limit ${one.name}` : "Set a limit", button: "Set", stays: true, wide: true, fields: [...named, ...fields],
@@ -93,8 +95,8 @@ function send(name, given, before) {
   for (const field of FIELDS.filter((one) => one in given)) {
     const text = given[field].trim();
     if (text === (before[field] ?? "")) continue;
-    if (field !== "on_budget" && !Number.isFinite(Number(text))) throw refused(field, `"${text}" is no number; write it as 1000 or 0.5`);
-    overrides[field] = text === "" || field === "on_budget" ? text : Number(text);
+    if (!(field in OPTIONS) && !Number.isFinite(Number(text))) throw refused(field, `"${text}" is no number; write it as 1000 or 0.5`);
+    overrides[field] = text === "" || field === "on_budget" ? text : field === "learn" ? text === "true" : Number(text);
   }
   return post(`${path(name)}/set`, { overrides });
 }

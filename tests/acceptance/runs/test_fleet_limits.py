@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -71,17 +72,17 @@ def play(start: Start, url: str, *, runs: int, latency: float, every: int) -> fl
 
 def test_refusals_at_random_hardly_delay_a_fleet(start_worker: Start, redis_url: str) -> None:
     """LLM-15, ERR-22: one call in fifty is refused; once such a fleet came to a stand."""
-    size = {"runs": 300, "latency": 0.3}
-    without = play(start_worker, redis_url, **size, every=0)
-    assert play(start_worker, redis_url, **size, every=25) < 1.5 * without + 4
+    fleet = partial(play, start_worker, redis_url, runs=300, latency=0.3)
+    without = fleet(every=0)
+    assert fleet(every=25) < 1.5 * without + 4
 
 
 @pytest.mark.long
 def test_refusals_at_random_hardly_delay_a_large_fleet(start_worker: Start, redis_url: str) -> None:
     """The same with 1,301 runs at a second a call."""
-    size = {"runs": 1301, "latency": 1.0}
-    without = play(start_worker, redis_url, **size, every=0)
-    assert play(start_worker, redis_url, **size, every=25) < 1.25 * without + 5
+    fleet = partial(play, start_worker, redis_url, runs=1301, latency=1.0)
+    without = fleet(every=0)
+    assert fleet(every=25) < 1.25 * without + 5
 
 
 def left(url: str) -> list[object]:

@@ -17,7 +17,7 @@ from support.runs.simulated_providers import (
 )
 
 Start = Callable[..., Fleet]
-WARM, LONG = 20.0, 60.0
+WARM, LONG = 30.0, 60.0
 
 
 @pytest.fixture

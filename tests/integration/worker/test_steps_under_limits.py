@@ -4,14 +4,18 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import orjson
 import pytest
 from support.deadlines import until
 from support.runs.heavy_calls import render
 
 from stepfleet.orchestrator import Agent, AsyncFleet, LimitUse
+from stepfleet.orchestrator.models.failures import refusal
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply, Usage
@@ -163,3 +167,35 @@ async def test_a_wish_of_a_provider_that_is_out_of_all_bounds_fails_no_run(
         result = await fleet.runs.result(run_id)
     assert result.status == ("cancelled" if wish >= 0 else "completed")
     assert len(server.requests) == (2 if wish >= 0 else 3), "no call was made twice"
+
+
+class Flex:
+    """A model whose cheap tier has no capacity for the first call."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    async def generate(self, request: ModelRequest) -> LLMResponse:
+        """Refuse once as flex processing does, then answer."""
+        self.calls += 1
+        if self.calls == 1:
+            words = {"message": "Resource unavailable", "code": "resource_unavailable"}
+            body = orjson.dumps({"error": words})
+            raise refusal(429, {}, body, host="api.test", key=None, now=datetime.now(UTC))
+        return LLMResponse(content="done")
+
+    def stream(self, request: ModelRequest) -> AsyncIterator[str]:
+        """Not used here."""
+        raise NotImplementedError
+
+
+async def test_a_tier_without_capacity_teaches_no_limit_and_its_step_waits(redis_url: str) -> None:
+    """LANE-03: it opens no circuit and cools nothing; it costs no attempt."""
+    model = Flex()
+    agent = Agent("flex", model=model, model_attempts=1)
+    async with working(redis_url, agent) as (fleet, worker):
+        run_id = await fleet.submit(agent, "one")
+        await worker.finish(run_id)
+        assert (await fleet.runs.result(run_id)).output == "done"
+        assert await fleet.limits.use() == []
+    assert model.calls == 2

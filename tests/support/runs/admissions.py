@@ -124,6 +124,7 @@ class Admissions:
 
     def refuse(self, name: str, times: int = 1, **given: Any) -> str:
         """Have a provider refuse calls; return whether the fleet waits: three agree."""
+        word = ""
         for _ in range(times):
             word = self.call({"op": "throttled", "names": [name], "age": 10, **given})[0]
         return word

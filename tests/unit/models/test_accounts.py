@@ -1,5 +1,7 @@
 """Names of limits: by model, address and account, for people to read."""
 
+from typing import Any
+
 import pytest
 
 from stepfleet.orchestrator.limits.limit import AT, limit_of, model_of
@@ -22,7 +24,7 @@ from stepfleet.orchestrator.records.responses import ModelSettings
         ({"base_url": "https://user:secret@h/v1?key=secret"}, "openai:m at h/v1"),
     ],
 )
-def test_a_limit_is_named_by_model_address_and_account(settings: dict[str, str], name: str) -> None:
+def test_a_limit_is_named_by_model_address_and_account(settings: dict[str, Any], name: str) -> None:
     """LLM-15"""
     found = limit_name("openai:m", ModelSettings(**settings))
     assert found == name

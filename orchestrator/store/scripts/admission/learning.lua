@@ -131,6 +131,12 @@ function learn.tolerated(l) return math.min(l.t, learn.base(l) + learn.MARGIN) e
 -- Refusals beyond those that are tolerated, and whether they are too many for chance.
 function learn.excess(l) return l.e + l.x - learn.tolerated(l) * l.n end
 
+-- Right behind the beginning calls without a grant use up what the provider states: that shows nothing of the rate.
+function learn.is_early(name)
+  local l = states[name].l
+  return configured[name].learned and (l.said or {}).r and now - l.at < UNAWARE
+end
+
 function learn.is_sure(l) return learn.excess(l) > learn.SURE + learn.SURE_SHARE * (l.n + l.pn) end
 
 function learn.grow(name)
@@ -158,7 +164,9 @@ function learn.look(name)
   local ms = l and now - l.from
   if not l or l.n == 0 or ms < (l.top and learn.WINDOW or learn.SHORT) then return end
   if l.n < learn.CALLS and ms < learn.LONG and (l.top or l.x > 0) then return end
-  if learn.is_sure(l) then
+  if learn.is_early(name) then
+    l.e, l.x = 0, 0
+  elseif learn.is_sure(l) then
     learn.cut(name)
     learn.calm(name)
     return
@@ -219,12 +227,11 @@ function learn.pause(name, ms)
   return true
 end
 
--- Whether a rate may be cut by now: what is behind a cut has been seen, and it is known how many calls there were. Right
--- behind the beginning, calls without a grant use up what the provider states: that shows nothing.
+-- Whether a rate may be cut by now: what is behind a cut has been seen, and it is known how many calls there were.
 function learn.may_cut(name, is_paused)
   local l = states[name].l
   if (l.last and l.ends == 0 and not is_paused) or l.n < learn.FEW or l.x >= l.n then return false end
-  if configured[name].learned and (l.said or {}).r and now - l.at < UNAWARE then return false end
+  if learn.is_early(name) then return false end
   return is_paused or l.r or learn.ceiling(name) < math.huge or now - l.began >= learn.SHORT
 end
 
@@ -245,7 +252,7 @@ function learn.throttled(op)
   if cuts then learn.cut(name) end
   if is_paused then
     if l.n > 0 then
-      l.before, l.e, l.room = l.e, math.max(learn.excess(l), 0), 0
+      l.before, l.e, l.room = l.e, learn.is_early(name) and 0 or math.max(learn.excess(l), 0), 0
       l.pn, l.px = l.n + (l.fresh and 0 or l.pn), l.x + (l.fresh and 0 or l.px)
     end
     l.n, l.x, l.held, l.fresh, l.paused = 0, 0, nil, true, now
