@@ -4,6 +4,8 @@ What calls may have cost stays with the lease until a record has it: the step, t
 entry of the ledger. Nothing of it depends on what code behind the call does with an answer.
 """
 
+from typing import Any
+
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.protocol.attempt import (
     Answered,
@@ -157,9 +159,14 @@ def _in_vain(model: str, response: LLMResponse, claim: Claim, ports: Ports) -> F
         cost = call_cost(response, model, claim.config, ports)
     except Exception:  # noqa: BLE001 - the code of prices may be what has failed
         return call
-    known = {"ambiguous": not usage.total_tokens, "tokens": usage.total_tokens, "cost_usd": cost}
-    known |= {"estimated": response.usage_estimated, "usage": usage}
-    known["service_tier"] = response.service_tier
+    known: dict[str, Any] = {
+        "ambiguous": not usage.total_tokens,
+        "tokens": usage.total_tokens,
+        "cost_usd": cost,
+        "estimated": response.usage_estimated,
+        "usage": usage,
+        "service_tier": response.service_tier,
+    }
     return call.model_copy(update=known)
 
 
