@@ -288,7 +288,9 @@ async def test_calls_count_by_the_lane_in_which_they_were_served(
     claim = await desk.claim(lost)
     attempt = called(claim, error=True)
     price = price_of(1, USAGE, 0.25, "openai:none", "flex")
-    await desk.steps.journal(claim, 0.1, response=attempt.response, losses=(price,))
+    await desk.steps.journal(
+        claim, 0.1, response=attempt.response, entries=CallEntries(price=price)
+    )
     await lose(desk, lost)
     await fleet.runs.cancel(lost)
 
