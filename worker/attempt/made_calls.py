@@ -145,9 +145,9 @@ def _in_vain(model: str, response: LLMResponse, claim: Claim, ports: Ports) -> F
         cost = call_cost(response, model, claim.config, ports)
     except Exception:  # noqa: BLE001 - the code of prices may be what has failed
         return call
-    known = {"ambiguous": not usage.total_tokens, "tokens": usage.total_tokens, "cost_usd": cost}
-    known |= {"estimated": response.usage_estimated, "usage": usage}
-    return call.model_copy(update=known)
+    known = {"tokens": usage.total_tokens, "usage": usage, "cost_usd": cost}
+    is_open = {"ambiguous": not usage.total_tokens, "estimated": response.usage_estimated}
+    return call.model_copy(update=known | is_open)
 
 
 def _model_of(response: LLMResponse, claim: Claim) -> str:
