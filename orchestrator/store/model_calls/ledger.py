@@ -196,7 +196,8 @@ class Ledger:
         """Yield a shard's rows of a name on days that are over."""
         keys = [f"{self._keys.tag(shard)}costs:{(day - EPOCH).days}" for day in days]
         sizes = await self._connection.execute_all(*(("HLEN", key) for key in keys))
-        places = [one for *one, size in zip(days, keys, sizes, strict=True) if size]
+        found_in = zip(days, keys, sizes, strict=True)
+        places = [(day, key) for day, key, size in found_in if size]
         for at in range(0, len(places), SCANS_AT_ONCE):
             part = places[at : at + SCANS_AT_ONCE]
             found = await asyncio.gather(*(self._scan(key, _pattern(name)) for _, key in part))
@@ -218,7 +219,7 @@ class Ledger:
 
     async def _scan(self, key: str, pattern: str) -> list[str]:
         """Return the rows of a day that match a pattern."""
-        at, found = "0", {}
+        at, found = "0", dict[str, str]()
         while True:
             page = ("HSCAN", key, at, "MATCH", pattern, "COUNT", ROWS_AT_ONCE)
             at, rows = await self._connection.execute(*page)
