@@ -1,6 +1,7 @@
 """What the admission script learns from refusals and headers, on a real Redis."""
 
 from collections.abc import Iterator
+from hashlib import sha1
 from typing import Any
 
 import orjson
@@ -163,3 +164,15 @@ def test_a_learned_limit_that_nobody_needs_is_dropped_after_an_hour(gate: Admiss
     assert MODEL not in stored(gate)
     assert stored(gate)["version"] > f"{gate.now - 7000}000", "a time: none comes twice"
     assert rate(gate) is None
+
+
+def test_what_a_worker_of_the_release_before_has_learned_is_learned_anew(gate: Admissions) -> None:
+    """Both work side by side: its record has other fields, and stops nobody."""
+    gate.limit(MODEL, requests_per_minute=600)
+    text = gate.client.hget(NO_PREFIX.of(keys.LIMIT_SETTINGS), MODEL)
+    before = {"of": sha1(str(text).encode()).hexdigest(), "at": gate.now, "n": 5, "from": gate.now}  # noqa: S324 - the script's digest
+    state = {"l": before | {"r": 1, "wave": 0, "up": gate.now, "k": 0, "need": gate.now}}
+    gate.client.hset(NO_PREFIX.of(keys.LIMIT_STATE), MODEL, orjson.dumps(state).decode())
+    assert refuse(gate, ms=1000) == "alone"
+    flood(gate, 10)
+    assert len(gate.granted) == 10
