@@ -98,7 +98,7 @@ def test_text_that_only_mentions_nan_is_no_nan() -> None:
 @pytest.mark.parametrize(
     "fields",
     [{"finish_reason": "whatever"}, {"content": 7}, {"cache": object()}, {"reasoning": [1]}],
-    ids=str,
+    ids=["finish_reason", "content", "cache", "reasoning"],
 )
 def test_an_answer_that_could_not_be_read_again_is_the_models_failure(
     fields: dict[str, Any],
