@@ -173,8 +173,9 @@ class RateLimitError(ModelError):
 
     `unsent` is set where the worker did not make the call: others had just been refused, or the
     model's limits have no room. `sheds` is set where the provider lacks capacity for the tier of
-    the call (flex): that is no limit of the account. The worker adds `limit`, the name of the
-    limits that it was made under.
+    the call (flex): that is no limit of the account. `stated` has the limits per minute that the
+    refusal names, by kind (`r`equests, `t`okens, `i`nput, `o`utput). The worker adds `limit`, the
+    name of the limits that it was made under.
     """
 
     code = ModelErrorCode.RATE_LIMIT.value
@@ -183,6 +184,7 @@ class RateLimitError(ModelError):
     def __init__(self, message: str = "", *, retry_after: float | None = None) -> None:
         super().__init__(message, retryable=True, retry_after=retry_after)
         self.sheds = False
+        self.stated: dict[str, float] = {}
         self.limit = ""
 
 

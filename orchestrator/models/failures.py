@@ -22,6 +22,7 @@ from stepfleet.orchestrator.errors import (
     RateLimitError,
     bounded_wish,
 )
+from stepfleet.orchestrator.models.rate_headers import stated_in_refusal
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 
 _BOM = b"\xef\xbb\xbf"
@@ -237,6 +238,7 @@ def _failure(
             return ModelError(text, code=ModelErrorCode.INVALID_REQUEST)
         error_of_rate = RateLimitError(text, retry_after=wait)
         error_of_rate.sheds = bool(words & _SHEDS)
+        error_of_rate.stated = stated_in_refusal(message, error)
         return error_of_rate
     if code in PERMANENT:
         return ModelError(text, code=code)

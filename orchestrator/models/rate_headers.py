@@ -1,14 +1,15 @@
-"""Reads the headers in which providers state the limits of an account. Pure.
+"""Reads the headers and the words of refusals in which providers state an account's limits. Pure.
 
 Limits per minute alone are of use. Some services state those of a day under the same names: the
 time until all is back shows it. What is no sensible number is left out.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 _OPENAI = "x-ratelimit-{field}-{kind}"
 _ANTHROPIC = "anthropic-ratelimit-{kind}-{field}"
@@ -29,6 +30,16 @@ _LEAST = 1.0
 _LONGEST = 64
 _PARTS = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 _UNITS = (3600.0, 60.0, 1.0, 0.001)
+_MOST_WORDS, _MOST_VIOLATIONS = 1000, 8
+_WORDS = r"(requests|(?:input |output )?tokens)"
+_REACHED = re.compile(
+    rf"{_WORDS} per min(?:ute)?\b(?: \([A-Z]+\))?: limit:? ([\d,]+)", re.IGNORECASE
+)
+"""OpenAI, Groq: `on requests per min (RPM): Limit 500, Used 500, Requested 1`."""
+_EXCEEDED = re.compile(rf"rate limit of ([\d,]+) {_WORDS} per minute", re.IGNORECASE)
+"""Anthropic: `would exceed your rate limit of 50,000 input tokens per minute`."""
+_QUOTA = re.compile(r"(Requests|InputTokens|OutputTokens|Tokens)PerMinute", re.IGNORECASE)
+"""Google: `GenerateRequestsPerMinutePerProjectPerModel`."""
 _SCARCE = 3
 
 
@@ -64,6 +75,33 @@ def standings(headers: Mapping[str, str]) -> dict[str, Standing]:
             if rate and rate >= _LEAST and (seconds is None or seconds <= _MINUTE + _ROUNDED):
                 found[kind] = Standing(rate, left, seconds)
     return found
+
+
+def stated_in_refusal(message: str, error: Mapping[str, Any]) -> dict[str, float]:
+    """Return the limits per minute that a refusal (429) states, by kind as `standings` has them.
+
+    `error` is the object with the provider's `message`; Google's has the quotas in its `details`.
+    """
+    text = message[:_MOST_WORDS]
+    stated = [(word, limit) for word, limit in _REACHED.findall(text)]
+    stated += [(word, limit) for limit, word in _EXCEEDED.findall(text)]
+    stated += _quotas(error.get("details"))
+    found: dict[str, float] = {}
+    for word, limit in stated:
+        kind = word[0].lower()  # r, t, i or o
+        rate = _number(limit.replace(",", "")[:_LONGEST])
+        if rate is not None and rate >= _LEAST:
+            found[kind] = min(rate, found.get(kind, rate))
+    return found
+
+
+def _quotas(details: Any) -> Iterator[tuple[str, str]]:
+    for detail in details if isinstance(details, list) else ():
+        violations = detail.get("violations") if isinstance(detail, dict) else None
+        for one in violations[:_MOST_VIOLATIONS] if isinstance(violations, list) else ():
+            named = one.get("quotaId") if isinstance(one, dict) else None
+            if isinstance(named, str) and (kind := _QUOTA.search(named[:_MOST_WORDS])):
+                yield kind.group(1), str(one.get("quotaValue"))[:_LONGEST]
 
 
 def _number(text: str) -> float | None:

@@ -67,8 +67,14 @@ class Watch(Protocol):
     def note_headers(self, limit: str, headers: Mapping[str, str], seconds: float) -> None:
         """Note the headers of an answer over HTTP, which took so long."""
 
-    def note_refusal(self, limit: str, retry_after: float | None, seconds: float) -> None:
-        """Note a 429, and how many seconds ago the call was sent."""
+    def note_refusal(
+        self,
+        limit: str,
+        retry_after: float | None,
+        seconds: float,
+        stated: Mapping[str, float] | None = None,
+    ) -> None:
+        """Note a 429, how many seconds ago the call was sent, and the limits that it states."""
 
 
 class Models:
@@ -157,7 +163,7 @@ class Models:
             if isinstance(error, RateLimitError) and watch is not None and not error.sheds:
                 error.limit = limit
                 seconds = asyncio.get_running_loop().time() - sent
-                watch.note_refusal(limit, error.retry_after, seconds)
+                watch.note_refusal(limit, error.retry_after, seconds, error.stated)
             raise
 
     async def aclose(self) -> None:

@@ -1,6 +1,7 @@
 """Admitted steps reach their queue, also where that takes no messages at first."""
 
 import asyncio
+import json
 import time
 from dataclasses import replace
 
@@ -81,6 +82,17 @@ async def test_an_answer_that_comes_while_limits_are_read_waits_for_them(
     await begun.wait()
     await asyncio.gather(first, *(refused() for _ in range(3)))
     assert found == [True] * 4
+    await gate.aclose()
+
+
+async def test_a_limit_that_a_refusal_states_holds_at_once(desk: Bench) -> None:
+    gate = Gate(desk.opened, "w1")
+    gate.note_refusal("openai:m", 0.0, 0.0, {"r": 600.0})
+    await gate.pauses("openai:m")
+    state = await desk.opened.connection.execute(
+        "HGET", desk.opened.keys.of(keys.LIMIT_STATE), "openai:m"
+    )
+    assert json.loads(state)["l"]["said"] == {"r": 600}
     await gate.aclose()
 
 

@@ -4,7 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator.models.rate_headers import Standing, standings
+from stepfleet.orchestrator.models.rate_headers import (
+    Standing,
+    standings,
+    stated_in_refusal,
+)
 
 DATE = "Mon, 23 Nov 2026 12:00:00 GMT"
 OPENAI = {
@@ -62,3 +66,40 @@ def test_little_is_left_below_a_quarter_of_the_bucket() -> None:
     assert not Standing(3000, 50, 1.0).is_scarce  # half of a bucket of 100
     assert Standing(3000, 20, 1.6).is_scarce
     assert not Standing(3000).is_scarce
+
+
+@pytest.mark.parametrize(
+    ("error", "stated"),
+    [
+        (
+            "Rate limit reached for gpt-4o on requests per min (RPM): Limit 500, Used 500.",
+            {"r": 500},
+        ),
+        (
+            "Rate limit reached on tokens per minute (TPM): Limit 6,000, Used 5800",
+            {"t": 6000},
+        ),
+        ("Rate limit reached on requests per day (RPD): Limit 200, Used 200, Requested 1.", {}),
+        (
+            "This request would exceed your rate limit of 50,000 input tokens per minute. For",
+            {"i": 50_000},
+        ),
+        ("Limit: none", {}),
+        ("on requests per min: limit 0", {}),
+    ],
+)
+def test_a_refusal_states_its_limits_per_minute(error: str, stated: dict[str, float]) -> None:
+    assert stated_in_refusal(error, {"message": error}) == stated
+
+
+def test_googles_quotas_are_in_the_details_of_a_refusal() -> None:
+    quotas = [
+        {"quotaId": "GenerateRequestsPerMinutePerProjectPerModel-FreeTier", "quotaValue": "15"},
+        {"quotaId": "GenerateContentInputTokensPerMinutePerProject", "quotaValue": "250000"},
+        {"quotaId": "GenerateRequestsPerDayPerProjectPerModel", "quotaValue": "200"},
+        {"quotaId": 7},
+        "odd",
+    ]
+    details = [{"@type": "type.googleapis.com/google.rpc.QuotaFailure", "violations": quotas}, 1]
+    assert stated_in_refusal("quota", {"details": details}) == {"r": 15, "i": 250_000}
+    assert stated_in_refusal("quota", {"details": {"violations": quotas}}) == {}

@@ -142,7 +142,13 @@ class Gate:
         await turn
         return not (is_limited(self.limits, limit) or self.learning.holds(limit))
 
-    def note_refusal(self, limit: str, retry_after: float | None, seconds: float) -> None:
+    def note_refusal(
+        self,
+        limit: str,
+        retry_after: float | None,
+        seconds: float,
+        stated: Mapping[str, float] | None = None,
+    ) -> None:
         """Let the fleet know that a model has refused; one without a limit gets one."""
         # A separator is in no limit's name.
         if SEPARATOR in limit or not learns(self.limits, limit):
@@ -150,7 +156,7 @@ class Gate:
             return
         if len(self._pauses) >= MOST_PAUSES:
             self._pauses.clear()
-        known = self.learning.refused(limit, is_limited=is_limited(self.limits, limit))
+        known = self.learning.refused(limit, stated, is_limited=is_limited(self.limits, limit))
         self._pauses[limit] = self.call(throttling(limit, retry_after, seconds, known))
         self._pauses[limit].add_done_callback(_received)
 

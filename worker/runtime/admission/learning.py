@@ -68,12 +68,17 @@ class Learning:
         """Return whether calls of a model without a limit are held back, since it refuses them."""
         return bool(self._held) and self._clock() < self._held.get(model, 0.0)
 
-    def refused(self, model: str, *, is_limited: bool) -> dict[str, Any]:
+    def refused(
+        self, model: str, stated: Mapping[str, float] | None = None, *, is_limited: bool
+    ) -> dict[str, Any]:
         """Return what the fleet is to know of a model that has refused a call.
 
-        Calls are reported once: `sent` in `secs` seconds.
+        `stated` are the limits that the refusal names. Calls are reported once: `sent` in `secs`
+        seconds.
         """
         found: dict[str, Any] = {}
+        if stated:
+            self._say(model, {**self._said.get(model, {}), **stated})
         if not is_limited:
             if len(self._held) >= MOST_MODELS:
                 self._held.clear()
@@ -104,10 +109,7 @@ class Learning:
         the provider leaves little room.
         """
         said = {kind: one.limit for kind, one in found.items()}
-        if model not in self._said and len(self._said) >= MOST_MODELS:
-            self._said.clear()
-            self._stated.clear()
-        self._said[model] = said
+        self._say(model, said)
         before, at = self._stated.get(model, ({}, float("-inf")))
         left = {
             kind: one.remaining
@@ -120,6 +122,12 @@ class Learning:
             return None
         self._stated[model] = said, self._clock()
         return {"op": "headers", "names": (model,), "said": said, "left": left, "make": makes}
+
+    def _say(self, model: str, said: dict[str, float]) -> None:
+        if model not in self._said and len(self._said) >= MOST_MODELS:
+            self._said.clear()
+            self._stated.clear()
+        self._said[model] = said
 
     def _is_short(self, model: str, found: Mapping[str, Standing]) -> bool:
         """Return whether little is left, of a limit that our own calls do not prove wrong."""
