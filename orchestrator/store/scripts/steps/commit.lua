@@ -72,11 +72,12 @@ end
 -- value stood (an active run's state) keeps the form for long ones. By a second key that takes the place of the first,
 -- never by a removal, so that a cut append-only file has one of the two. Servers that deny COPY keep the larger form.
 -- Runs that are cancelled, perhaps a hundred thousand at once, stay as they are.
-local SMALL_STATE = 1024
+local SMALL_STATE, MOST_COPIED = 1024, 500
 local function compact()
   local spare = run_key .. ':spare'
   redis.call('UNLINK', spare)
-  if redis.pcall('COPY', events_key, spare) == 1 then redis.pcall('RENAME', spare, events_key) end
+  local is_short = redis.call('XLEN', events_key) <= MOST_COPIED
+  if is_short and redis.pcall('COPY', events_key, spare) == 1 then redis.pcall('RENAME', spare, events_key) end
   if redis.call('HSTRLEN', run_key, 'slim') > SMALL_STATE then return end
   redis.call('HSET', spare, unpack(redis.call('HGETALL', run_key)))
   redis.call('RENAME', spare, run_key)
