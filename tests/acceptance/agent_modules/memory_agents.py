@@ -5,6 +5,8 @@ import os
 from stepfleet.orchestrator import Agent, MemoryPolicy, tool
 from stepfleet.orchestrator.agents.recall import KeywordMemory, RedisNotes
 
+LOCAL = "redis://127.0.0.1:6379/0"  # where only the agents are read
+
 
 @tool(read_only=True)
 def look(what: str) -> str:
@@ -33,5 +35,5 @@ noted = Agent(
     model="openai:gpt-4o-mini",
     instructions="Be brief.",
     tools=[look],
-    context=KeywordMemory(RedisNotes(os.environ.get("STEPFLEET_REDIS_URL", ""), "acceptance")),
+    context=KeywordMemory(RedisNotes(os.environ.get("STEPFLEET_REDIS_URL", LOCAL), "acceptance")),
 )
