@@ -34,7 +34,7 @@ FORM = {
     "after",
 }
 SUBMITTED = {
-    *("run_id", "metadata", "delay", "parent", "tenant", "priority", "limit"),
+    *("run_id", "idempotency_key", "metadata", "delay", "parent", "tenant", "priority", "limit"),
     *("after", "after_failed"),
 }
 
