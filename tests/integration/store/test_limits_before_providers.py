@@ -50,6 +50,17 @@ def test_refusals_at_random_cost_the_calls_that_are_refused(
     assert not any(count > 3 for count in fleet.refusals.values()), "one waits for ever"
 
 
+@pytest.mark.parametrize("seed", [0, 1, 6, 7])
+def test_batches_of_one_call_each_are_not_slowed_by_refusals_at_random(
+    start: Start, seed: int
+) -> None:
+    """LLM-15, ERR-22: what little is sent between batches says nothing of what is allowed."""
+    fleet = start(Sporadic(0.05, random.Random(seed)), calls_per_second=0, latency=0.3)
+    for _ in range(5):
+        assert fleet.batch(300) <= 15
+        fleet.play(15)
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_a_configured_limit_is_undercut_by_no_more_than_what_is_refused(
     start: Start, seed: int

@@ -148,6 +148,8 @@ class Fleet:
         self.sent = 0
         self.known = bool(limit)
         self.refusals: dict[str, int] = {}
+        self.left: set[str] = set()
+        """Runs of a batch that wait for the answer to their only call."""
         if limit:
             self.gate.limit(MODEL, **limit)
         for number in range(round(calls_per_second * latency)):
@@ -174,6 +176,18 @@ class Fleet:
         refused = sum(one.refused for one in found)
         return accepted / seconds, refused / max(accepted + refused, 1)
 
+    def batch(self, runs: int, most: float = 120.0) -> float:
+        """Begin so many runs of one call each; return the seconds until all have answers."""
+        before = self.now
+        for number in range(runs):
+            run = f"{round(before * 1000)}-{number}"
+            self.steps[run] = 0
+            self.left.add(run)
+            self.at(before + number / runs, "ask", run)
+        while self.left and self.now < before + most:
+            self.turn()
+        return self.now - before
+
     def turn(self) -> None:
         """All workers do what is due."""
         self.gate.now += TICK
@@ -195,6 +209,9 @@ class Fleet:
                 continue
             if what == "answered":
                 self.refusals.pop(run, None)
+                if run in self.left:
+                    self.left.discard(run)
+                    continue
             operations += self.asking(run, "ask" if what == "answered" else "again")
         self.call([*operations, {"op": "tick"}])
         while self.gate.pause == 0:

@@ -12,7 +12,7 @@
 -- The state of a name has this as `l`: `said` (limits per minute that the provider states, by kind), `r` (requests per
 -- minute that refusals have left; nil where nothing was cut), `top` (what was accepted at the last cut, where that could
 -- be measured), `n` calls and `x` refusals of the window since `from`, `pn` and `px` of the one before (since `began`),
--- `e` refusals beyond those tolerated (`room`: how many fewer there were; `before` the last pause), `fresh` (no window has ended since a pause),
+-- `peak` the highest rate that was accepted (it fades), `e` refusals beyond those tolerated (`room`: how many fewer there were; `before` the last pause), `fresh` (no window has ended since a pause),
 -- `held` (somebody was held up in the window), `last` (the last cut), `ends` (windows since), `k` (how often it grew since
 -- without trouble), `bn` and `bx` (calls and refusals right behind cuts), `t` (the share that is tolerated), `high` (where
 -- it was first refused as often as now), `paused` (when), `need` (when it last held somebody up or refused), `of` (the
@@ -110,7 +110,7 @@ function learn.cut(name)
   local l = states[name].l
   local n, x, ms, high = l.n + l.pn, l.x + l.px, now - l.began, l.high
   local share, had = x / n, math.min(l.r or math.huge, learn.ceiling(name))
-  if had == math.huge then had = math.max(n / math.max(ms, learn.SHORT) * 60000, learn.SLOW) end
+  if had == math.huge then had = math.max(n / math.max(ms, learn.SHORT) * 60000, l.peak or 0, learn.SLOW) end
   local is_alike = high and share >= learn.ALIKE * high.share and share <= high.share / learn.ALIKE
   if is_alike and l.r and l.r <= learn.LOWER * high.r then
     l.t, l.r, l.top, l.last, l.high = math.min(share * 1.5, learn.MOST_TOLERATED), high.r, nil, nil, nil
@@ -171,12 +171,16 @@ function learn.look(name)
     learn.calm(name)
     return
   end
-  local excess = learn.excess(l)
+  local excess, is_idle = learn.excess(l), ms > 2 * learn.LONG and not l.held
+  local accepted = l.n - l.x + l.pn - l.px
+  l.peak = math.max(accepted / math.max(now - l.began, learn.SHORT) * 60000, (l.peak or 0) * 0.99)
   if l.last and l.ends < 2 then l.bn, l.bx = l.bn + l.n, l.bx + l.x end
   if l.r and l.held and l.x <= learn.tolerated(l) * l.n then learn.grow(name) end
   l.ends, l.t = l.ends + 1, math.max(l.t * 0.99, learn.TOLERATED)
-  l.pn, l.px, l.e, l.room, l.began = l.n, l.x, math.max(excess, 0), math.max(-excess, 0), l.from
+  if l.pn > 0 then l.began = l.from end -- else calls that were sent without a grant count since then
+  l.pn, l.px, l.e, l.room = l.n, l.x, math.max(excess, 0), math.max(-excess, 0)
   l.n, l.x, l.from, l.held, l.fresh = 0, 0, now, nil, nil
+  if is_idle then l.pn, l.px, l.began = 0, 0, now end
 end
 
 -- Somebody is held up by the rate.
