@@ -191,7 +191,7 @@ def sent_back(content: list[dict[str, Any]], reason: str, *ids: str) -> list[dic
         call.model_copy(update={"id": name})
         for call, name in zip(answer.tool_calls or (), ids, strict=True)
     )
-    results = (Message.tool("ok", tool_call_id=name) for name in ids)
+    results = (Message.tool(call, "ok") for call in calls)
     talk = (Message.user("hi"), Message.assistant(answer.as_content, calls), *results)
     request = ModelRequest(model="claude-x", messages=talk)
     content_back: list[dict[str, Any]] = request_body(request)["messages"][1]["content"]
