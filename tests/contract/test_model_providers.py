@@ -378,7 +378,7 @@ async def test_a_refusal_of_the_model_is_known_as_one(
     server.script("hi", Fault("refusal", message="Not that."))
     request = asked(provider, settings={"stream": stream})
     if provider in ("anthropic", "google"):  # no words of the model come with it
-        with pytest.raises(ModelError, match="refusal|SAFETY") as raised:
+        with pytest.raises(ModelError, match=r"refusal|SAFETY") as raised:
             await models.generate(request)
         assert raised.value.finish_reason is FinishReason.CONTENT_FILTER
         assert ("Not that." in raised.value.message) == (provider == "anthropic")
