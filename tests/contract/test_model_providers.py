@@ -363,24 +363,31 @@ async def test_a_prompt_that_the_services_filter_blocks_is_no_answer(
 ) -> None:
     server.script("hi", Fault("content_filter"))
     request = asked(provider, settings={"stream": stream})
-    if provider == "google":  # it says so in an answer
-        answer = await models.generate(request)
-        assert (answer.finish_reason, answer.content) == (FinishReason.CONTENT_FILTER, "")
-        return
     with pytest.raises(ModelError) as raised:
         await models.generate(request)
     assert raised.value.code == ModelErrorCode.CONTENT_FILTER
     assert not raised.value.retryable
+    if provider == "google":  # it says so in an answer, and counts the prompt
+        assert "blockReason PROHIBITED_CONTENT" in raised.value.message
+        assert raised.value.usage is not None
 
 
 async def test_a_refusal_of_the_model_is_known_as_one(
     provider: str, stream: bool, server: ModelServer, models: Models
 ) -> None:
     server.script("hi", Fault("refusal", message="Not that."))
-    answer = await models.generate(asked(provider, settings={"stream": stream}))
+    request = asked(provider, settings={"stream": stream})
+    if provider in ("anthropic", "google"):  # no words of the model come with it
+        with pytest.raises(ModelError, match=r"refusal|SAFETY") as raised:
+            await models.generate(request)
+        assert raised.value.finish_reason is FinishReason.CONTENT_FILTER
+        assert ("Not that." in raised.value.message) == (provider == "anthropic")
+        assert raised.value.usage is not None
+        return
+    answer = await models.generate(request)
     assert server.violations == ()
     assert answer.finish_reason is FinishReason.CONTENT_FILTER
-    assert answer.content == ("" if provider == "google" else "Not that.")
+    assert answer.content == "Not that."
     assert answer.usage is not None
 
 

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.usage import FailedCall, UsageStats
-from stepfleet.worker.attempt.emptiness import no_answer
+from stepfleet.worker.attempt.emptiness import no_answer, without_half_a_call
 from stepfleet.worker.attempt.usage import (
     call_cost,
     counted,
@@ -57,10 +57,12 @@ def made_by(lease: Lease, ports: Ports) -> Around:
             lease.called = False
             response = counted(response, request, ports.tokens(request.model))
             config = lease.claim.config
-            if (empty := no_answer(response, allowed=config.allow_empty_answer)) is not None:
+            allowed, demanded = config.allow_empty_answer, config.demands_answer
+            if (empty := no_answer(response, allowed=allowed, demanded=demanded)) is not None:
                 empty.spent = spent_on(response, request, config, ports)
                 lease.failed.append((empty, failed_call(request, empty)))
                 raise empty
+            response = without_half_a_call(response)
             lease.answers.append((request.model, response))
             return response
 

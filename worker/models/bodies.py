@@ -13,6 +13,7 @@ from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.calls.tools import ToolSpec
 from stepfleet.orchestrator.records.conversation.messages import REASONING, Block, Message, Role
 from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
@@ -22,6 +23,9 @@ NO_NAME = "unnamed_tool"
 _NAME_LENGTH = 64
 _LONGEST_REASONING = 16_000
 _LONGEST_WORD = 100
+_LONGEST_WORDS = 500
+WHOLE_TURN = "whole_turn"
+"""The `type` of blocks of reasoning that are all blocks of a turn, its texts too."""
 MOST_BLOCKS = 100_000
 """Blocks of a streamed answer that are kept: far more than one has."""
 MOST_REASONING = 4 * MOST_CALLS
@@ -80,6 +84,23 @@ def broken_off(reason: str) -> ModelError:
     return ModelError(msg, retryable=True, code=ModelErrorCode.SERVER_ERROR, received=0)
 
 
+def blocked(reason: str, words: str = "") -> ModelError:
+    """Return the failure of a prompt, or an answer, that its service withheld: without any text.
+
+    `reason` is the service's word for it, `words` are what it says beside it: neither is the
+    model's answer.
+    """
+    said = words.strip()[:_LONGEST_WORDS] or "no answer was given"
+    named = reason[:_LONGEST_WORD]
+    error = ModelError(
+        f"the service refused the content: {said} ({named}). Change the input",
+        code=ModelErrorCode.CONTENT_FILTER,
+        received=0,
+    )
+    error.finish_reason = FinishReason.CONTENT_FILTER
+    return error
+
+
 def word(value: Any) -> str:
     """Return a field that has one word of its service, such as a kind or a reason; "" if not."""
     return value if isinstance(value, str) else ""
@@ -115,6 +136,25 @@ def reasoning_of(message: Message, provider: str) -> list[tuple[int, dict[str, A
             if isinstance(at, int) and at >= 0 and isinstance(data, dict):
                 found.append((at, data))
     return found
+
+
+def without_half_a_turn(messages: tuple[Message, ...]) -> tuple[Message, ...]:
+    """Return the messages without the turn at their end that a service has paused.
+
+    No other service goes on with it; some refuse a request that ends with a turn of the model.
+    """
+    end = len(messages)
+    while end and _is_whole_turn(messages[end - 1]):
+        end -= 1
+    return messages[:end] if end < len(messages) else messages
+
+
+def _is_whole_turn(message: Message) -> bool:
+    if message.role is not Role.ASSISTANT or message.tool_calls:
+        return False
+    blocks = [one[REASONING] for one in message.reasoning if isinstance(one[REASONING], dict)]
+    found = [one.get("data") for one in blocks]
+    return any(isinstance(one, dict) and one.get("type") == WHOLE_TURN for one in found)
 
 
 def reasoning_block(provider: str, at: int, data: dict[str, Any]) -> Block:

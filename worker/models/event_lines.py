@@ -13,12 +13,13 @@ class EventLines:
     """Cuts a byte stream into the data of its server-sent events.
 
     Lines end with CR, LF or both. The data of an event that is named `error`, and an `error:` line,
-    come out as `{"error": ...}`, whatever they are.
+    come out as `{"error": ...}`, whatever they are. So does JSON between events with an `error`.
     """
 
     def __init__(self) -> None:
         self._begun: list[bytes] = []
         self._data: list[bytes] = []
+        self._bare: list[bytes] = []
         self._is_cut: bool | None = None
         self._fails = False
         self._after_cr = False
@@ -56,6 +57,8 @@ class EventLines:
                 yield _failure(data) if self._fails else data
             self._data.clear()
             self._fails = False
+            if self._bare:
+                yield from self._bare_failure()
         elif line.startswith(b"error:"):
             yield _failure(line[6:].strip())
         elif line.startswith(_FIELDS):
@@ -64,6 +67,19 @@ class EventLines:
         elif self._data and self._goes_on():
             # A line break that the server did not escape: the text goes on.
             self._keep(line)
+        elif self._bare or line.startswith(b"{"):
+            self._bare.append(line)
+
+    def _bare_failure(self) -> Iterator[bytes]:
+        """Yield the error that a server wrote between events: Gemini's are no event."""
+        data = b"\n".join(self._bare)
+        self._bare.clear()
+        try:
+            said = orjson.loads(data[:_LONGEST_FAILURE])
+        except orjson.JSONDecodeError:
+            return
+        if isinstance(said, dict) and said.get("error"):
+            yield _failure(data)
 
     def _keep(self, line: bytes) -> None:
         self._data.append(line)

@@ -19,13 +19,13 @@ from stepfleet.orchestrator.models.endpoint import Endpoint, endpoint_of
 from stepfleet.orchestrator.models.failures import failed_event, redact, refusal
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.routes import Route
-from stepfleet.orchestrator.models.services import Service
+from stepfleet.orchestrator.models.services import Api, Service
 from stepfleet.orchestrator.models.support import support_at
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted
-from stepfleet.worker.models.bodies import malformed
+from stepfleet.worker.models.bodies import malformed, without_half_a_turn
 from stepfleet.worker.models.call_ids import with_sent_ids
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.event_lines import EventLines
@@ -264,7 +264,10 @@ class HttpModel(LLM):
         received: Received,
     ) -> dict[str, Any]:
         support = support_at(endpoint.service, request.model)
-        messages = with_sent_ids(fitted(request.messages, support), support.call_ids)
+        messages = request.messages
+        if endpoint.service.api is not Api.MESSAGES:
+            messages = without_half_a_turn(messages)
+        messages = with_sent_ids(fitted(messages, support), support.call_ids)
         if messages is not request.messages:
             request = request.model_copy(update={"messages": messages})
         body = self._format.body(request, endpoint)

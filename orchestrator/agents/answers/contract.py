@@ -224,11 +224,8 @@ def progress_of(outcome: Outcome, state: AgentState) -> Progress | None:
 
 def _ended_by(response: LLMResponse) -> str:
     """Return what took the end of an answer away, for people."""
-    match response.finish_reason:
-        case FinishReason.LENGTH:
-            return ". It was cut at its limit of tokens: raise settings.max_tokens"
-        case FinishReason.CONTENT_FILTER:
-            return ". The provider refused the content, or the model did"
+    if response.finish_reason is FinishReason.LENGTH:
+        return ". It was cut at its limit of tokens: raise settings.max_tokens"
     return ""
 
 

@@ -87,3 +87,53 @@ async def test_an_agent_that_allows_empty_answers_completes_with_one(opened: Ope
         await finish_with_waits(hands, run_id)
         result = (await desk.stored(run_id)).result()
     assert (result.status, len(requests(hands))) == (RunStatus.COMPLETED, 1)
+
+
+async def test_words_of_a_refusal_end_a_run_that_wants_data_at_once(opened: Opened) -> None:
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    refused = say("I can't.", finish_reason=FinishReason.CONTENT_FILTER)
+    async with opened(refused, output_schema=schema) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.stop_reason is StopReason.ERROR
+    assert result.last_error is not None
+    assert result.last_error.code == ModelErrorCode.CONTENT_FILTER
+    assert "I can't." in (result.error or "")
+    assert len(requests(hands)) == len(result.lost_attempts) == 1
+
+
+async def test_calls_of_a_refused_answer_are_not_executed(opened: Opened) -> None:
+    refused = call(("look", {"what": "a"})).model_copy(
+        update={"finish_reason": FinishReason.CONTENT_FILTER}
+    )
+    async with opened(refused, tools=(look,)) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.last_error is not None
+    assert result.last_error.code == ModelErrorCode.CONTENT_FILTER
+    assert [one.tool_calls for one in result.steps] == [()]
+    assert len(requests(hands)) == 1
+
+
+async def test_the_last_call_of_a_cut_answer_is_answered_with_the_limit(opened: Opened) -> None:
+    cut = call(("look", {"what": "a"}), ("look", {"what": "b"})).model_copy(
+        update={"finish_reason": FinishReason.LENGTH}
+    )
+    async with opened(cut, say("done"), tools=(look,)) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    first, last = result.steps[0].tool_calls
+    assert first.error is None
+    assert last.error is not None
+    assert "settings.max_tokens" in last.error.message
+
+
+async def test_an_answer_by_a_call_that_was_cut_is_not_taken(opened: Opened) -> None:
+    given = call(("final_answer", {"answer": "half of"})).model_copy(
+        update={"finish_reason": FinishReason.LENGTH}
+    )
+    sound = call(("final_answer", {"answer": "short"}))
+    async with opened(given, sound, require_final_answer=True) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.output == "short"

@@ -7,7 +7,14 @@ import orjson
 import pytest
 from support.runs.scripted_steps import Hands
 from support.runs.stored_runs import bench
-from support.servers.raw_model_server import RawModelServer, Script, raw, reply
+from support.runs.tools import look
+from support.servers.raw_model_server import (
+    RawModelServer,
+    Script,
+    completion_body,
+    raw,
+    reply,
+)
 
 from stepfleet.orchestrator import Agent, FinishReason, RunStatus
 from stepfleet.orchestrator.records.outcome import StopReason
@@ -141,3 +148,49 @@ async def test_half_a_turn_is_no_answer_that_a_contract_judges(
     assert result.structured == {"n": 4}
     assert len(server.received) == 2
     assert server.received[1].body["messages"][-1]["role"] == "assistant"  # and no reminder
+
+
+async def test_the_turn_that_goes_on_with_a_paused_one_goes_back_whole_too(
+    redis_url: str, server: RawModelServer
+) -> None:
+    call = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"what": "a"}}
+    done = [{"type": "text", "text": "Done."}]
+    server.answers(
+        whole([SEARCH], "pause_turn"),
+        whole([FOUND, CITED, call], "tool_use"),
+        whole(done, "end_turn"),
+    )
+    agent = Agent("seeker", model="anthropic:claude-x", tools=(look,))
+    async with bench(redis_url, agent, lease=600, grace=60) as desk:
+        hands = Hands(desk, agent)
+        run_id = await desk.create()
+        await hands.finish(run_id)
+        result = (await desk.stored(run_id)).result()
+        await hands.models.aclose()
+    assert result.output == "Done."
+    turns = server.received[-1].body["messages"]
+    assert turns[-2] == {"role": "assistant", "content": [SEARCH, FOUND, CITED, call]}
+    (answered,) = turns[-1]["content"]
+    assert (answered["type"], answered["tool_use_id"]) == ("tool_result", "toolu_1")
+
+
+async def test_no_other_provider_gets_half_a_turn(
+    redis_url: str, server: RawModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overloaded = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
+    server.answers(whole([CITED, SEARCH], "pause_turn"), reply(529, overloaded))
+    monkeypatch.setenv("OPENAI_API_KEY", "k")
+    async with RawModelServer().running() as other:
+        monkeypatch.setenv("OPENAI_BASE_URL", other.base_url)
+        other.answers(reply(200, completion_body("Done.")))
+        agent = Agent("seeker", model="anthropic:claude-x", fallbacks=("openai:m",))
+        async with bench(redis_url, agent, lease=600, grace=60) as desk:
+            hands = Hands(desk, agent)
+            run_id = await desk.create()
+            await hands.finish(run_id)
+            result = (await desk.stored(run_id)).result()
+            await hands.models.aclose()
+        assert result.output == "Done."
+        asked = other.received[-1].body["messages"]
+    assert asked[-1]["role"] == "user"
+    assert not any(one["role"] == "assistant" for one in asked)

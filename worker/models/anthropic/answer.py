@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.models.pricing.tiers import tier_of
 from stepfleet.orchestrator.records.conversation.messages import Block
@@ -10,10 +11,11 @@ from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
-from stepfleet.worker.models.anthropic.request import PROVIDER, whole_turn
+from stepfleet.worker.models.anthropic.request import PROVIDER, uses_server_tools, whole_turn
 from stepfleet.worker.models.bodies import (
     MOST_BLOCKS,
     MOST_REASONING,
+    blocked,
     malformed,
     parse_event,
     reasoning_block,
@@ -61,12 +63,15 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
     known = _REASONS.get(reason, FinishReason.OTHER) if isinstance(reason, str) else None
     if calls and known in (None, FinishReason.STOP, FinishReason.PAUSE):
         known = FinishReason.TOOL_CALLS
-    if known is FinishReason.PAUSE:
-        reasoning = [reasoning_block(PROVIDER, 0, one) for one in whole_turn(content)]
+    if known is FinishReason.PAUSE or uses_server_tools(content):
+        is_over = known not in (FinishReason.PAUSE, FinishReason.TOOL_CALLS)
+        reasoning = [*whole_turn(content, is_over=is_over)]
+    if known is FinishReason.CONTENT_FILTER and not says:
+        raise _refused(payload)
     model, usage = payload.get("model"), payload.get("usage")
     counted = usage if isinstance(usage, dict) else {}
     return LLMResponse.model_construct(
-        content="".join(texts) or _refusal_of(payload),
+        content="".join(texts),
         tool_calls=calls or None,
         usage=usage_of(usage),
         model=model if isinstance(model, str) and model else default_model,
@@ -78,10 +83,12 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
     )
 
 
-def _refusal_of(payload: dict[str, Any]) -> str:
-    details = payload.get("stop_details")
-    explanation = details.get("explanation") if isinstance(details, dict) else None
-    return explanation if isinstance(explanation, str) else ""
+def _refused(payload: dict[str, Any]) -> ModelError:
+    given = payload.get("stop_details")
+    details = given if isinstance(given, dict) else {}
+    category = word(details.get("category"))
+    reason = f"stop reason refusal{category and ', category '}{category}"
+    return blocked(reason, word(details.get("explanation")))
 
 
 def usage_of(usage: Any) -> UsageStats | None:

@@ -16,9 +16,11 @@ from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
 from stepfleet.worker.models.bodies import (
     MOST_REASONING,
     NO_NAME,
+    WHOLE_TURN,
     alternating_turns,
     is_strict,
     json_text,
+    reasoning_block,
     reasoning_of,
     safe_name,
     with_reasoning,
@@ -30,7 +32,8 @@ PROVIDER = "anthropic"
 MOST_TOKENS = 16_384
 """Tokens of an answer where `settings.max_tokens` is not set: the service wants a number."""
 
-_WHOLE = "whole_turn"
+_SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
+_BEGINS = (*_SERVER_CALLS, "thinking", "redacted_thinking")
 _CHOICES = {"auto": "auto", "any": "any", "none": "none"}
 _MARK = {"type": "ephemeral"}
 _THINKS = ("enabled", "adaptive")
@@ -64,15 +67,35 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
     return body | settings.extra_body
 
 
-def whole_turn(content: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the data of the blocks of a turn that its service paused: it goes back whole."""
-    known = (block for block in content if isinstance(block.get("type"), str))
-    return [{"type": _WHOLE, "block": one} for one in known if _takes(one)][:MOST_REASONING]
+def uses_server_tools(content: list[dict[str, Any]]) -> bool:
+    """Return whether a turn has calls that the service made itself, or results of them."""
+    kinds = [word(block.get("type")) for block in content]
+    return any(kind in _SERVER_CALLS or kind.endswith("_tool_result") for kind in kinds)
+
+
+def whole_turn(content: list[dict[str, Any]], *, is_over: bool) -> tuple[Block, ...]:
+    """Return the blocks of a turn among the service's own tools: it goes back whole.
+
+    Their place is the number of calls before them; these are sent with the ids that others know.
+    A turn that `is_over` ends with nothing that the service had begun.
+    """
+    known = [block for block in content if _takes(block)]
+    while is_over and known and known[-1]["type"] in _BEGINS:
+        known.pop()
+    found: list[Block] = []
+    calls = 0
+    for block in known:
+        if block["type"] == "tool_use":
+            calls += 1
+        elif len(found) < MOST_REASONING:
+            found.append(reasoning_block(PROVIDER, calls, {"type": WHOLE_TURN, "block": block}))
+    return tuple(found)
 
 
 def _takes(block: dict[str, Any]) -> bool:
     """Return whether the service takes back a block of its own: no blank text."""
-    return block["type"] != "text" or bool(word(block.get("text")).strip())
+    kind = block.get("type")
+    return isinstance(kind, str) and (kind != "text" or bool(word(block.get("text")).strip()))
 
 
 def _give_back(turns: list[dict[str, Any]], request: ModelRequest) -> None:
@@ -155,12 +178,13 @@ def _blocks(message: Message) -> Iterator[dict[str, Any]]:
         yield from _parts(message.content)
         return
     reasoning = reasoning_of(message, PROVIDER)
-    if reasoning and reasoning[0][1].get("type") == _WHOLE:
-        yield from (data["block"] for _, data in reasoning)
+    uses = [_use(one.id, one.name, one.arguments) for one in message.tool_calls]
+    if reasoning and reasoning[0][1].get("type") == WHOLE_TURN:
+        for before, (at, data) in enumerate(reasoning):
+            uses.insert(at + before, data["block"])
+        yield from uses
         return
-    items = list(_parts(message.content))
-    items += [_use(one.id, one.name, one.arguments) for one in message.tool_calls]
-    yield from with_reasoning(items, reasoning)
+    yield from with_reasoning([*_parts(message.content), *uses], reasoning)
 
 
 def _parts(content: Content) -> Iterator[dict[str, Any]]:

@@ -15,6 +15,7 @@ from stepfleet.worker.models.bedrock.families import provider_of
 from stepfleet.worker.models.bodies import (
     MOST_BLOCKS,
     MOST_REASONING,
+    blocked,
     malformed,
     parse_event,
     reasoning_block,
@@ -71,10 +72,12 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
             says = says or any(map(str.strip, said))
     calls = parse_tool_calls(uses, new_id=new_call_id)
     reason = word(payload.get("stopReason"))
-    if reason in _MISTAKES and not calls and not any(texts):
+    if reason in _MISTAKES and not calls:
         raise malformed(f"it ended with {reason}")
     tier = payload.get("serviceTier")
     finish = _REASONS.get(reason, FinishReason.OTHER)
+    if finish is FinishReason.CONTENT_FILTER and not says:
+        raise blocked(f"stopReason {reason}")
     if calls and (finish is FinishReason.STOP or not reason):
         finish = FinishReason.TOOL_CALLS
     return LLMResponse.model_construct(

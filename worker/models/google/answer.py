@@ -14,6 +14,7 @@ from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import (
     MOST_BLOCKS,
     MOST_REASONING,
+    blocked,
     malformed,
     parse_event,
     reasoning_block,
@@ -65,17 +66,18 @@ def parse_content(payload: dict[str, Any], default_model: str) -> LLMResponse:
         elif isinstance(text, str):
             (thoughts if part.get("thought") else texts).append(text)
             says = says or bool(text and not part.get("thought"))
-    if not calls and not says and reason in _MISTAKES:
+    if not calls and reason in _MISTAKES:
         raise malformed(f"it ended with {reason}{_said(candidate)}")
     known = _REASONS.get(reason, FinishReason.OTHER)
     found = parse_tool_calls(calls, new_id=new_call_id)
     if found and (known is FinishReason.STOP or not reason):
         known = FinishReason.TOOL_CALLS
-    refused = known is FinishReason.CONTENT_FILTER and not says
+    if known is FinishReason.CONTENT_FILTER and not says:
+        raise blocked(f"finishReason {reason}", word(candidate.get(_SAID)))
     model, usage = payload.get("modelVersion"), payload.get("usageMetadata")
     counted = usage if isinstance(usage, dict) else {}
     return LLMResponse.model_construct(
-        content=word(candidate.get(_SAID)) if refused else "".join(texts),
+        content="".join(texts),
         tool_calls=found or None,
         usage=usage_of(usage),
         model=model if isinstance(model, str) and model else default_model,
@@ -99,8 +101,8 @@ def _candidate(payload: dict[str, Any]) -> dict[str, Any]:
     feedback = payload.get("promptFeedback")
     if isinstance(feedback, dict) and feedback.get("blockReason"):
         # The prompt itself was refused.
-        said = feedback.get("blockReasonMessage")
-        return {"finishReason": "SAFETY", _SAID: said}
+        reason = f"blockReason {word(feedback['blockReason'])}"
+        raise blocked(reason, word(feedback.get("blockReasonMessage")))
     raise malformed("it has no candidates")
 
 
@@ -156,6 +158,7 @@ class StreamedContent:
         self._size = 0
         self._calls = 0
         self._head: dict[str, Any] = {}
+        self._has_begun = False
         self._candidate: dict[str, Any] = {}
         self._parts: list[dict[str, Any]] = []
 
@@ -180,6 +183,7 @@ class StreamedContent:
         if not event.get("candidates"):
             return ""
         candidate = _candidate(event)
+        self._has_begun = True
         if candidate.get("finishReason"):
             self._candidate = {name: candidate.get(name) for name in ("finishReason", _SAID)}
         before = self._calls
@@ -190,7 +194,8 @@ class StreamedContent:
     def payload(self) -> dict[str, Any]:
         """Return the whole answer. Raises `ModelError` when the stream broke off."""
         if not self._candidate and "promptFeedback" not in self._head:
-            raise malformed("the stream broke off")
+            no_end = "the stream broke off" if self._has_begun else "it has no candidates"
+            raise malformed(no_end)
         whole = {**self._head, "usageMetadata": self.usage}
         if not self._candidate:
             return whole

@@ -3,7 +3,7 @@
 import pytest
 
 from stepfleet.orchestrator import FinishReason, LLMResponse, ModelErrorCode, ToolCall
-from stepfleet.worker.attempt.emptiness import no_answer
+from stepfleet.worker.attempt.emptiness import no_answer, without_half_a_call
 
 BLANK = ["", " ", "\n\t \u00a0\u2003"]
 
@@ -31,7 +31,42 @@ def test_text_or_a_call_is_an_answer_however_it_ended(allowed: bool) -> None:
         told = LLMResponse(content=".", finish_reason=reason)
         called = LLMResponse(tool_calls=(call,), finish_reason=reason)
         assert no_answer(told, allowed=allowed) is None
-        assert no_answer(called, allowed=allowed) is None
+        refused = no_answer(called, allowed=allowed)
+        assert (refused is not None) == (reason is FinishReason.CONTENT_FILTER)
+
+
+@pytest.mark.parametrize("text", ["", "Sure, first"])
+def test_calls_of_a_refused_answer_are_not_made(text: str) -> None:
+    call = ToolCall(id="c", name="look")
+    answer = LLMResponse(
+        content=text, tool_calls=(call,), finish_reason=FinishReason.CONTENT_FILTER
+    )
+    error = no_answer(answer, allowed=True)
+    assert error is not None
+    assert (error.code, error.retryable) == (ModelErrorCode.CONTENT_FILTER, False)
+    assert "its tool calls are not executed" in error.message
+    assert error.finish_reason is FinishReason.CONTENT_FILTER
+
+
+def test_the_words_of_a_refusal_are_no_answer_where_a_contract_wants_one() -> None:
+    answer = LLMResponse(content="I can't.", finish_reason=FinishReason.CONTENT_FILTER)
+    assert no_answer(answer, allowed=False, demanded=False) is None
+    error = no_answer(answer, allowed=False, demanded=True)
+    assert error is not None
+    assert (error.code, error.retryable) == (ModelErrorCode.CONTENT_FILTER, False)
+    assert "I can't." in error.message
+
+
+def test_the_last_call_of_an_answer_that_a_limit_has_cut_is_not_made() -> None:
+    calls = (ToolCall(id="a", name="look"), ToolCall(id="b", name="look", error="no JSON"))
+    whole = LLMResponse(tool_calls=calls, finish_reason=FinishReason.TOOL_CALLS)
+    assert without_half_a_call(whole) is whole
+    cut = whole.model_copy(update={"finish_reason": FinishReason.LENGTH})
+    first, last = without_half_a_call(cut).tool_calls or ()
+    assert first.error is None
+    assert last.error is not None
+    assert "limit of tokens" in last.error
+    assert "no JSON" in last.error
 
 
 @pytest.mark.parametrize("allowed", [False, True])

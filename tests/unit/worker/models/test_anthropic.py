@@ -173,8 +173,58 @@ def test_tokens_read_from_and_written_to_the_cache_are_prompt_tokens_with_their_
 )
 def test_finish_reasons(reason: str | None, expected: FinishReason) -> None:
     details = {"explanation": "no"}
-    payload: dict[str, Any] = {"content": [], "stop_reason": reason, "stop_details": details}
+    content = [{"type": "text", "text": "a"}]
+    payload: dict[str, Any] = {"content": content, "stop_reason": reason, "stop_details": details}
     assert parse_message(payload, "m").finish_reason is expected
+
+
+SEARCH = {"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"q": "é"}}
+FOUND = {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}
+CALL = {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {}}
+SAID = {"type": "text", "text": "found", "citations": [{"url": "https://x.test"}]}
+
+
+def sent_back(content: list[dict[str, Any]], reason: str, *ids: str) -> list[dict[str, Any]]:
+    """Return the turn that goes back for an answer, with results of its calls under `ids`."""
+    answer = parse_message({"content": content, "stop_reason": reason}, "claude-x")
+    calls = tuple(
+        call.model_copy(update={"id": name})
+        for call, name in zip(answer.tool_calls or (), ids, strict=True)
+    )
+    results = (Message.tool(call, "ok") for call in calls)
+    talk = (Message.user("hi"), Message.assistant(answer.as_content, calls), *results)
+    request = ModelRequest(model="claude-x", messages=talk)
+    content_back: list[dict[str, Any]] = request_body(request)["messages"][1]["content"]
+    return content_back
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        ([FOUND, SAID], "end_turn"),
+        ([SIGNED, SEARCH, FOUND, SAID], "end_turn"),
+        ([SIGNED, SEARCH, FOUND, SAID], "max_tokens"),
+        ([{"type": "mcp_tool_use", "id": "m", "name": "q", "server_name": "s", "input": {}}, SAID],
+         "end_turn"),
+    ],
+)  # fmt: skip
+def test_a_turn_among_the_services_own_tools_goes_back_whole(
+    content: list[dict[str, Any]], reason: str
+) -> None:
+    assert sent_back(content, reason) == content
+
+
+@pytest.mark.parametrize("reason", ["tool_use", "pause_turn"])
+def test_calls_beside_the_services_own_tools_go_back_once_at_their_place(reason: str) -> None:
+    other = {**CALL, "id": "toolu_2"}
+    content = [SIGNED, SEARCH, FOUND, CALL, SAID, other, SEARCH]
+    assert sent_back(content, reason, "sent_1", "sent_2") == [
+        *(SIGNED, SEARCH, FOUND, {**CALL, "id": "sent_1"}, SAID, {**CALL, "id": "sent_2"}, SEARCH),
+    ]
+
+
+def test_a_cut_turn_goes_back_without_what_the_service_had_begun() -> None:
+    assert sent_back([SEARCH, FOUND, SAID, SIGNED, SEARCH], "max_tokens") == [SEARCH, FOUND, SAID]
 
 
 @pytest.mark.parametrize("content", [None, "text", [1], {"type": "text"}])

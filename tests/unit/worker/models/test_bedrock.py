@@ -262,7 +262,6 @@ def test_reasoning_goes_back_only_if_signed_and_to_no_other_family() -> None:
         ("model_context_window_exceeded", FinishReason.LENGTH),
         ("guardrail_intervened", FinishReason.CONTENT_FILTER),
         ("content_filtered", FinishReason.CONTENT_FILTER),
-        ("malformed_model_output", FinishReason.OTHER),
         (None, FinishReason.OTHER),
         ([], FinishReason.OTHER),
     ],
@@ -280,6 +279,14 @@ def test_finish_reasons(reason: Any, expected: FinishReason) -> None:
         {"output": {"message": {"content": "text"}}},
         {"output": {"message": {"content": [1]}}},
         {"output": {"message": {"content": []}}, "stopReason": "malformed_tool_use"},
+        {
+            "output": {"message": {"content": [{"text": "I will call it"}]}},
+            "stopReason": "malformed_tool_use",
+        },
+        {
+            "output": {"message": {"content": [{"text": "I will call it"}]}},
+            "stopReason": "malformed_model_output",
+        },
     ],
 )
 def test_an_answer_that_is_none_is_malformed_and_tried_again(payload: dict[str, Any]) -> None:

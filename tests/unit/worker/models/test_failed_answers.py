@@ -86,6 +86,10 @@ SAID_IN_LINES: dict[str, tuple[bytes, str]] = {
     "an error": (b'event: error\ndata: {"error": {"message": "of memory"}}\n\n', "of memory"),
     "a line": (b'error: {"code": 500, "message": "of memory"}\n\n', "500: of memory"),
     "a line of words": (b"error: out of memory\r\n\r\n", "out of memory"),
+    "bare JSON": (
+        b'{\n  "error": {\n    "code": 503,\n    "message": "out of memory"\n  }\n}\n',
+        "503: out of memory",
+    ),
     "502 in a choice": (
         b'data: {"choices": [{"delta": {}, "error": {"code": 502, "message": "down"}}]}\n\n',
         "502: down",
@@ -131,24 +135,79 @@ def gemini(reason: str, **fields: Any) -> dict[str, Any]:
     return {"candidates": [{"finishReason": reason, **fields}]}
 
 
-REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
-    "Gemini's image": (GEMINI, gemini("IMAGE_SAFETY", finishMessage="An image."), "An image."),
-    "Gemini's language": (GEMINI, gemini("LANGUAGE", content={}), ""),
+def converse(reason: str, *blocks: dict[str, Any]) -> dict[str, Any]:
+    counts = {"inputTokens": 9, "outputTokens": 4}
+    return {
+        "output": {"message": {"content": [*blocks]}}, "stopReason": reason, "usage": counts,
+    }  # fmt: skip
+
+
+COUNTS = {"usageMetadata": {"promptTokenCount": 9, "candidatesTokenCount": 4}}
+COUNTED = {"usage": {"input_tokens": 9, "output_tokens": 4}}
+BLOCKED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "Gemini's image": (
+        GEMINI,
+        gemini("IMAGE_SAFETY", finishMessage="An image.") | COUNTS,
+        "An image. (finishReason IMAGE_SAFETY)",
+    ),
+    "Gemini's language": (GEMINI, gemini("LANGUAGE", content={}) | COUNTS, "finishReason LANGUAGE"),
+    "Gemini's call": (
+        GEMINI,
+        gemini("SAFETY", content={"parts": [{"functionCall": {"name": "look"}}]}) | COUNTS,
+        "finishReason SAFETY",
+    ),
     "Gemini's prompt": (
         GEMINI,
-        {"promptFeedback": {"blockReason": "OTHER", "blockReasonMessage": "No."}},
-        "No.",
+        {"promptFeedback": {"blockReason": "OTHER", "blockReasonMessage": "No."}} | COUNTS,
+        "No. (blockReason OTHER)",
     ),
-    "Claude's": (CLAUDE, {"content": [], "stop_reason": "refusal"}, ""),
+    "Claude's": (CLAUDE, {"content": [], "stop_reason": "refusal"} | COUNTED, "reason refusal"),
+    "Claude's in words": (
+        CLAUDE,
+        {
+            "content": [],
+            "stop_reason": "refusal",
+            "stop_details": {"category": "cyber", "explanation": "Misuse."},
+            **COUNTED,
+        },
+        "Misuse. (stop reason refusal, category cyber)",
+    ),
+    "Bedrock's": (CONVERSE, converse("content_filtered"), "stopReason content_filtered"),
+    "Bedrock's guardrail": (
+        CONVERSE, converse("guardrail_intervened"), "stopReason guardrail_intervened",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BLOCKED)
+def test_content_that_a_service_withheld_is_a_failure_with_its_reason_and_words(
+    case: str, desk: AnswerDesk
+) -> None:
+    model, payload, words = BLOCKED[case]
+    failure = desk.ask(model, reply(200, payload), stream=False)
+    assert isinstance(failure, ModelError)
+    assert (failure.code, failure.retryable) == (C.CONTENT_FILTER, False)
+    assert failure.finish_reason is FinishReason.CONTENT_FILTER
+    assert words in failure.message
+    assert failure.usage is not None
+    assert failure.usage.total_tokens == 13
+
+
+REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
+    "a model's words": (
+        CHAT,
+        choice(finish_reason="stop", message={"refusal": "I will not."}),
+        "I will not.",
+    ),
+    "Claude's words": (
+        CLAUDE,
+        {"content": [{"type": "text", "text": "I will not."}], "stop_reason": "refusal"},
+        "I will not.",
+    ),
     "a compatible server's": (CHAT, choice(finish_reason="content-filter", message={}), ""),
     "a compatible server's, bare": (
         CHAT,
         {"choices": [{"index": 0, "finish_reason": "content_filter"}]},
-        "",
-    ),
-    "Bedrock's": (
-        CONVERSE,
-        {"output": {"message": {"content": []}}, "stopReason": "content_filtered"},
         "",
     ),
     "a response's": (
@@ -160,7 +219,7 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_refusal_is_named_as_one_and_has_the_services_words(case: str, desk: AnswerDesk) -> None:
+def test_a_refusal_is_named_as_one_and_has_the_models_words(case: str, desk: AnswerDesk) -> None:
     model, payload, words = REFUSED[case]
     answer = desk.ask(model, reply(200, payload), stream=False)
     assert isinstance(answer, LLMResponse)

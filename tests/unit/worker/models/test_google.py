@@ -12,6 +12,7 @@ from stepfleet.orchestrator import (
     FinishReason,
     LLMResponse,
     Message,
+    ModelErrorCode,
     ModelRequest,
     ModelSettings,
     ToolCall,
@@ -24,6 +25,10 @@ from stepfleet.worker.models.google.request import request_body
 from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
 
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
+
+
+def answered(parts: list[dict[str, Any]], reason: str) -> dict[str, Any]:
+    return {"candidates": [{"content": {"parts": parts}, "finishReason": reason}]}
 
 
 def body(*messages: Message, settings: dict[str, Any] | None = None, **fields: Any) -> Any:
@@ -140,12 +145,15 @@ def test_finish_reasons(reason: str, expected: FinishReason) -> None:
     assert parsed([{"text": "x"}], finishReason=reason).finish_reason is expected
 
 
-def test_a_refused_prompt_is_an_answer_of_the_content_filter() -> None:
+def test_a_refused_prompt_is_a_failure_of_the_content_filter() -> None:
     payload = {"promptFeedback": {"blockReason": "SAFETY"}}
-    assert parse_content(payload, "m").finish_reason is FinishReason.CONTENT_FILTER
     stream = StreamedContent()
     stream.add(orjson.dumps(payload))
-    assert parse_content(stream.payload(), "m").finish_reason is FinishReason.CONTENT_FILTER
+    for given in (payload, stream.payload()):
+        with pytest.raises(ModelError, match="blockReason SAFETY") as raised:
+            parse_content(given, "m")
+        assert raised.value.code == ModelErrorCode.CONTENT_FILTER
+        assert not raised.value.retryable
 
 
 def test_tokens_of_thoughts_are_completion_tokens() -> None:
@@ -170,6 +178,9 @@ def test_tokens_of_thoughts_are_completion_tokens() -> None:
         {"candidates": []},
         {"candidates": [{"content": {"parts": "x"}}]},
         {"candidates": [{"finishReason": "MALFORMED_FUNCTION_CALL"}]},
+        answered([{"text": "I will call it"}], "MALFORMED_FUNCTION_CALL"),
+        answered([{"text": "I will call it"}], "UNEXPECTED_TOOL_CALL"),
+        answered([{"text": "I will call it"}], "TOO_MANY_TOOL_CALLS"),
     ],
 )
 def test_an_answer_that_is_none_is_malformed_and_tried_again(payload: dict[str, Any]) -> None:
@@ -188,6 +199,13 @@ def test_a_stream_without_its_end_is_malformed() -> None:
     stream = StreamedContent()
     assert stream.add(b'{"candidates":[{"content":{"parts":[{"text":"a"}]}}]}') == "a"
     with pytest.raises(ModelError, match="broke off"):
+        stream.payload()
+
+
+def test_a_stream_without_any_candidate_says_so() -> None:
+    stream = StreamedContent()
+    stream.add(b'{"usageMetadata":{"promptTokenCount":9},"responseId":"R"}')
+    with pytest.raises(ModelError, match="no candidates"):
         stream.payload()
 
 
