@@ -111,6 +111,37 @@ def test_marks_stand_at_the_fixed_beginning_and_at_the_ends_of_the_last_two_user
     assert b"cache_control" not in orjson.dumps(body(*talk, settings={"prompt_cache": False}))
 
 
+HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+MARKED = {"type": "text", "text": "long", **HOUR}
+
+
+@pytest.mark.parametrize(
+    ("talk", "extra"),
+    [
+        ((Message.system("s"), Message.user([MARKED, {"text": "and"}])), {}),
+        ((Message.system([MARKED]), Message.user("a")), {}),
+        (
+            (
+                Message.user("a"),
+                Message.assistant("", (ToolCall(id="c", name="look", arguments={}),)),
+                Message(role=Role.TOOL, content=[MARKED], tool_call_id="c"),
+            ),
+            {},
+        ),
+        ((Message.system("s"), Message.user("a")), HOUR),
+        ((Message.user("a"),), {"system": [MARKED]}),
+    ],
+    ids=["a part", "the system", "a result", "the request", "extra_body"],
+)
+def test_marks_of_the_user_are_the_only_ones(
+    talk: tuple[Message, ...], extra: dict[str, Any]
+) -> None:
+    """Ours would come before theirs with a shorter time, and there may be four in all."""
+    made = body(*talk, tools=(LOOK,), settings={"extra_body": extra})
+    text = orjson.dumps(made)
+    assert text.count(b"cache_control") == text.count(orjson.dumps(HOUR)[1:-1]) == 1
+
+
 def test_extra_body_overrules() -> None:
     assert body(settings={"extra_body": {"speed": "fast", "max_tokens": 9}})["max_tokens"] == 9
 
