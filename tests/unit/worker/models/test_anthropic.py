@@ -191,6 +191,23 @@ def test_tokens_read_from_and_written_to_the_cache_are_prompt_tokens_with_their_
 
 
 @pytest.mark.parametrize(
+    ("for_hour", "counted"), [(400, 400), (9000, 1000), (0, 0), ("many", 0), (None, 0)]
+)
+def test_what_is_written_to_the_cache_for_an_hour_costs_twice_the_input(
+    for_hour: Any, counted: int
+) -> None:
+    counts = {"input_tokens": 10, "output_tokens": 5, "cache_creation_input_tokens": 1000}
+    usage = usage_of({**counts, "cache_creation": {"ephemeral_1h_input_tokens": for_hour}})
+    assert usage is not None
+    assert (usage.cache_write_tokens, usage.cache_write_1h_tokens) == (1000, counted)
+    assert (usage + usage - usage) == usage
+    price = Price(input=10, output=50, cache_write=12.5)
+    expected = 100 + 20 * counted + 12.5 * (1000 - counted) + 250
+    assert price.cost(usage) == pytest.approx(expected / 1e6)
+    assert Price(input=10, output=50).cost(usage) == pytest.approx((10_100 + 250) / 1e6)
+
+
+@pytest.mark.parametrize(
     ("reason", "expected"),
     [
         ("end_turn", FinishReason.STOP),

@@ -293,6 +293,25 @@ def test_tokens_read_from_and_written_to_the_cache_are_prompt_tokens() -> None:
     usage = usage_of({**counts, "cacheWriteInputTokens": 1000})
     assert usage is not None
     assert (usage.prompt_tokens, usage.cached_tokens, usage.cache_write_tokens) == (1110, 100, 1000)
+    assert usage.cache_write_1h_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("details", "for_hour"),
+    [
+        ([{"ttl": "5m", "inputTokens": 300}, {"ttl": "1h", "inputTokens": 700}], 700),
+        ([{"ttl": "5m", "inputTokens": 1000}], 0),
+        ([{"ttl": "1h"}, None], 0),
+        ("1h", 0),
+    ],
+)
+def test_what_is_written_to_the_cache_for_an_hour_is_counted_apart(
+    details: Any, for_hour: int
+) -> None:
+    counts = {"inputTokens": 10, "outputTokens": 5, "cacheWriteInputTokens": 1000}
+    usage = usage_of({**counts, "cacheDetails": details})
+    assert usage is not None
+    assert (usage.cache_write_tokens, usage.cache_write_1h_tokens) == (1000, for_hour)
 
 
 @pytest.fixture
