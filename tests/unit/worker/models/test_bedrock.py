@@ -188,6 +188,15 @@ def test_points_stand_at_the_fixed_beginning_and_at_the_ends_of_the_last_two_use
     assert b"cachePoint" not in orjson.dumps(body(*talk, settings={"prompt_cache": False}))
 
 
+def test_cache_points_of_the_user_are_the_only_ones() -> None:
+    """Ours would come before theirs with a shorter time, and there may be four in all."""
+    point = {"cachePoint": {"type": "default", "ttl": "1h"}}
+    asked = Message.user([{"text": "long"}, point, {"text": "and"}])
+    made = body(Message.system("s"), asked, tools=(LOOK,))
+    assert orjson.dumps(made).count(b"cachePoint") == 1
+    assert made["messages"][0]["content"][1] == point
+
+
 def test_documents_get_names_that_the_service_takes_and_a_text_beside_them() -> None:
     given = ["../a  b_c.pdf", "a b c pdf", "ü" * 300, "", "x" * 300]
     papers = [{"document": {"name": name, "source": {"bytes": "JVBERi0="}}} for name in given]
