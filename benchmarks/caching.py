@@ -22,7 +22,7 @@ from reports import Column, Report, begin, finish, parser, show, values
 
 from stepfleet.orchestrator import Agent, LLMResponse, Message, ModelRequest
 from stepfleet.orchestrator.cli.bench.figures import percentile
-from stepfleet.orchestrator.models.pricing import cost_of
+from stepfleet.orchestrator.models.pricing import current_prices
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
 from stepfleet.orchestrator.store.opening.opening import open_store
@@ -53,7 +53,9 @@ async def calls(running: Running, args: argparse.Namespace) -> list[dict[str, An
     models = Models(environment=environment)
     # A slow read belongs into the figures: given up, it would end the measurement as a call.
     response_cache.READ_SECONDS = response_cache.KEEP_SECONDS = SETTLE_SECONDS
-    cache = ResponseCache(CacheEntries(opened.connection, ROOM), cost_of, environment)
+    cache = ResponseCache(
+        CacheEntries(opened.connection, ROOM), current_prices().cost_of, environment
+    )
     agent = LocalAgent(KEPT, KEPT.tools, models, cache=cache)
     stamp = time.time_ns()
 

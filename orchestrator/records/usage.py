@@ -59,8 +59,9 @@ class UsageStats(Record):
     """Token counts of one call or of a sum of calls.
 
     `cached_tokens` (read from the provider's prompt cache) and `cache_write_tokens` (written to it)
-    are parts of the prompt count, `reasoning_tokens` of the completion count, and `audio_tokens` of
-    both; they are never added to the total again. `llm_calls` were made; `cached_calls` were
+    are parts of the prompt count, `cache_write_1h_tokens` (written for an hour) of the latter,
+    `reasoning_tokens` of the completion count, and `audio_tokens` of prompt and completion; they
+    are never added to the total again. `llm_calls` were made; `cached_calls` were
     answered from the response cache instead, and have no tokens.
     """
 
@@ -72,6 +73,7 @@ class UsageStats(Record):
     reasoning_tokens: int = 0
     cached_calls: int = Field(default=0, exclude_if=operator.not_)
     cache_write_tokens: int = Field(default=0, exclude_if=operator.not_)
+    cache_write_1h_tokens: int = Field(default=0, exclude_if=operator.not_)
     audio_tokens: int = Field(default=0, exclude_if=operator.not_)
 
     def __add__(self, other: "UsageStats") -> "UsageStats":
@@ -85,6 +87,7 @@ class UsageStats(Record):
             reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
             cached_calls=self.cached_calls + other.cached_calls,
             cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+            cache_write_1h_tokens=self.cache_write_1h_tokens + other.cache_write_1h_tokens,
             audio_tokens=self.audio_tokens + other.audio_tokens,
         )
 

@@ -135,6 +135,8 @@ def _failure(error: Exception, span: Span) -> Failed:
                 retry_after=error.retry_after,
                 refused=error.limit,
                 unsent=error.unsent,
+                spent=None if error.entered else error.spent,
+                entered=error.entered,
             )
         case ModelError():
             return Failed(

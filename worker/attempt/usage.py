@@ -38,20 +38,30 @@ def counted(response: LLMResponse, request: ModelRequest, count: Count) -> LLMRe
 def spent_in_vain(
     error: ModelError, request: ModelRequest, config: AgentConfig, ports: Ports
 ) -> Spent | None:
-    """Return what a failed call may have cost; None where its provider had no part in it."""
+    """Return what a failed call may have cost; None where its provider had no part in it.
+
+    A usage is reported before the answer is over: it counts, and output of which more came than it
+    has is estimated.
+    """
     if error.received is None:
         is_open = isinstance(error, ModelTimeoutError)
         return Spent(0, 0.0, model=bare_name(request.model)) if is_open else None
-    usage = error.usage
-    if usage is None:
-        most = request.settings.max_tokens
-        completion = error.received if most is None else min(error.received, most)
+    most, reported = request.settings.max_tokens, error.usage
+    came = error.received if most is None else min(error.received, most)
+    if reported is None or not reported.prompt_tokens:  # proxies begin with zeros
+        completion = max(came, reported.completion_tokens if reported else 0)
         usage = _usage(request, completion, ports.tokens(request.model))
+    elif came > reported.completion_tokens:
+        total = reported.prompt_tokens + came
+        usage = reported.model_copy(update={"completion_tokens": came, "total_tokens": total})
+    else:
+        usage = reported
     tier = tier_of(request.settings.service_tier)
     response = LLMResponse.model_construct(usage=usage, model=request.model, service_tier=tier)
     cost = call_cost(response, request.model, config, ports)
-    estimated = error.usage is None
-    return Spent(usage.total_tokens, cost, estimated, usage, bare_name(request.model), tier)
+    return Spent(
+        usage.total_tokens, cost, usage is not reported, usage, bare_name(request.model), tier
+    )
 
 
 def spent_on(

@@ -241,11 +241,18 @@ def count_in(usage: dict[str, Any], *places: tuple[str, ...]) -> int:
 
 
 def usage_apart(
-    given: Any, completion: Any, *, cached: Any, written: Any, thought: Any = None
+    given: Any,
+    completion: Any,
+    *,
+    cached: Any,
+    written: Any,
+    for_hour: Any = None,
+    thought: Any = None,
 ) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts.
 
-    For services that count tokens that were read from or written to their prompt cache apart.
+    For services that count tokens that were read from or written to their prompt cache apart;
+    `for_hour` is the part that was written for an hour.
     """
     given, completion = token_count(given), token_count(completion)
     if given is None or completion is None:
@@ -259,5 +266,6 @@ def usage_apart(
         llm_calls=1,
         cached_tokens=cached,
         cache_write_tokens=written,
+        cache_write_1h_tokens=min(token_count(for_hour) or 0, written),
         reasoning_tokens=token_count(thought) or 0,
     )

@@ -130,17 +130,23 @@ class Format:
 
 @dataclass
 class Received:
-    """How much of an answer had received when the call failed: bytes, characters, its usage."""
+    """How much of an answer had received when the call failed: bytes, characters, its usage.
+
+    `is_whole` is set where nothing is missing: then the usage counts all of it.
+    """
 
     size: int = 0
     text: int = 0
     usage: UsageStats | None = None
     request_id: str = ""
+    is_whole: bool = False
 
     @property
     def tokens(self) -> int:
-        """About how many tokens that is; of a stream only its text counts."""
-        return (self.text or self.size) // _BYTES_PER_TOKEN
+        """About how many tokens came that a usage may lack; of a stream only its text counts."""
+        if self.usage is None:
+            return (self.text or self.size) // _BYTES_PER_TOKEN
+        return 0 if self.is_whole else self.text // _BYTES_PER_TOKEN
 
 
 class HttpModel(LLM):
@@ -201,8 +207,8 @@ class HttpModel(LLM):
             if deadline.expired():
                 msg = f"no answer from {endpoint.host} within {seconds:g} s (settings.timeout)"
                 # Where nothing came, the next attempt gives a better estimate of its usage.
-                failure: ModelError = ModelTimeoutError(msg, received=received.tokens or None)
-                failure.usage = received.usage
+                came = received.tokens or (None if received.usage is None else 0)
+                failure: ModelError = ModelTimeoutError(msg, received=came)
             else:
                 reason = redact(f"{type(error).__name__}: {error}", endpoint.key)
                 failure = ModelError(
@@ -211,6 +217,9 @@ class HttpModel(LLM):
                     code=ModelErrorCode.CONNECTION_ERROR,
                     received=None if isinstance(error, _NOT_SENT) else received.tokens,
                 )
+            failure.usage = received.usage
+            if received.request_id:
+                failure.name_request(received.request_id)
         except ModelError as error:
             if error.received is not None or received.text or received.usage:
                 error.received, error.usage = received.tokens, received.usage
@@ -315,6 +324,7 @@ class HttpModel(LLM):
         body = b"".join([begin, *[part async for part in parts]])
         payload = await _read(received.size, self._format.parse, body)
         received.usage = self._format.usage(payload.get(self._format.usage_field))
+        received.is_whole = True
         return payload
 
     async def _assemble(
@@ -346,7 +356,9 @@ class HttpModel(LLM):
             await take(cutter.end())
             if answer.error is not None:
                 return answer.error
-            return await _read(received.size, answer.payload)
+            payload = await _read(received.size, answer.payload)
+            received.is_whole = True
+            return payload
         finally:
             received.text = answer.size
             received.usage = self._format.usage(answer.usage)

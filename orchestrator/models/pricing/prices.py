@@ -21,6 +21,8 @@ from stepfleet.orchestrator.records.usage import UsageStats
 _LOG = logging.getLogger(__name__)
 _PER = 1_000_000
 _SECONDS_KEPT = 3600
+_HOUR = 1.6
+"""A cache write for an hour is twice the input's price, one for five minutes 1.25 times."""
 _MOST_KEPT = 1024
 _TIERS = "tiers"
 _DATED = re.compile(r"[-@](?:20\d{6}|20\d\d-\d\d-\d\d|latest)$")
@@ -37,7 +39,8 @@ class Rates(Record):
     """USD per million tokens.
 
     `cached_input` holds for prompt tokens read from the provider's prompt cache, `cache_write` for
-    those written to it; without them such tokens cost as much as other prompt tokens.
+    those written to it; without them such tokens cost as much as other prompt tokens. What is
+    written for an hour costs 1.6 times `cache_write`.
     """
 
     input: Amount
@@ -48,10 +51,12 @@ class Rates(Record):
     def of(self, usage: UsageStats) -> float:
         """Return the cost of `usage` in USD."""
         cached = min(usage.cached_tokens, usage.prompt_tokens)
-        written = min(usage.cache_write_tokens, usage.prompt_tokens - cached)
+        written: float = min(usage.cache_write_tokens, usage.prompt_tokens - cached)
         cached_price = self.input if self.cached_input is None else self.cached_input
         write_price = self.input if self.cache_write is None else self.cache_write
         prompt = (usage.prompt_tokens - cached - written) * self.input
+        if self.cache_write is not None and usage.cache_write_1h_tokens:
+            written += (_HOUR - 1) * min(usage.cache_write_1h_tokens, written)
         prompt += cached * cached_price + written * write_price
         return (prompt + usage.completion_tokens * self.output) / _PER
 

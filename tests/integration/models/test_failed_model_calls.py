@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import orjson
 import pytest
 from support.runs.opened_runs import finish_with_waits
 from support.runs.scripted_steps import Hands
@@ -42,9 +43,9 @@ WHOLE = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\n"
 
 @asynccontextmanager
 async def opened(
-    url: str, base_url: str, *, stream: bool = False, **config: Any
+    url: str, base_url: str, *, stream: bool = False, seconds: float = 60, **config: Any
 ) -> AsyncIterator[tuple[Bench, Hands, str]]:
-    settings = ModelSettings(base_url=base_url, stream=stream, max_tokens=500)
+    settings = ModelSettings(base_url=base_url, stream=stream, max_tokens=500, timeout=seconds)
     agent = Agent("real", model="openai:m", settings=settings, **config)
     async with bench(url, agent, lease=600, grace=60) as desk:
         hands = Hands(desk, agent)
@@ -120,6 +121,11 @@ CUT = {
     "a stream without an end": (raw(STREAM + DELTA * 4), True, 33),
     "an event that is no JSON": (raw(STREAM + DELTA + b"data: {\n\n"), True, 8),
     "an error behind text": (raw(STREAM + DELTA + b'data: {"error":{"code":500}}\n\n'), True, 8),
+    "a rate limit behind text": (
+        raw(STREAM + DELTA + b'data: {"error":{"code":429,"message":"slow down"}}\n\n'),
+        True,
+        8,
+    ),
     "a connection that ends before the answer": (raw(b""), False, 0),
 }
 
@@ -175,6 +181,7 @@ BROKEN: dict[str, dict[str, Any]] = {
     "no choices": {"choices": []},
     "an error in a choice": {"choices": [{"error": {"code": 502, "message": "behind me"}}]},
     "an error beside choices": {"error": {"message": "oops"}},
+    "a rate limit beside choices": {"error": {"code": 429, "message": "slow down"}},
     "a reason": {"choices": [{"message": {"content": "Half"}, "finish_reason": "error"}]},
 }
 
@@ -196,6 +203,39 @@ async def test_what_a_broken_answer_says_of_its_usage_is_no_estimate(
     assert result.success
     (lost,) = result.lost_attempts
     assert (lost.tokens, lost.estimated, lost.ambiguous) == (15, False, True)
+
+
+OVERLOADED = b'data: {"error":{"code":503,"message":"overloaded"}}\n\n'
+CHUNKED = STREAM.replace(b"Connection: close", b"Transfer-Encoding: chunked")
+
+
+@pytest.mark.parametrize("ending", ["error", "rate limit", "end", "reset", "timeout"])
+@pytest.mark.parametrize(("reported", "output", "estimated"), [(1, 33, True), (90, 90, False)])
+async def test_however_a_stream_breaks_it_costs_the_same(
+    redis_url: str, ending: str, reported: int, output: int, estimated: bool
+) -> None:
+    """The reported input; of the output what was reported, or what had come where that is more."""
+    usage = {"prompt_tokens": 1000, "completion_tokens": reported}
+    parts = b"data: " + orjson.dumps({"choices": [], "usage": usage}) + b"\n\n" + DELTA * 4
+    script = {
+        "error": raw(STREAM + parts + OVERLOADED),
+        "rate limit": raw(STREAM + parts + OVERLOADED.replace(b"503", b"429")),
+        "end": raw(STREAM + parts),
+        "reset": raw(CHUNKED + f"{len(parts):x}\r\n".encode() + parts + b"\r\n"),
+        "timeout": raw(STREAM + parts, close=False),
+    }[ending]
+    async with (
+        RawModelServer().running() as server,
+        opened(redis_url, server.base_url, stream=True, seconds=2) as (desk, hands, run_id),
+    ):
+        server.answers(script, completion("done"))
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.success
+    (lost,) = result.lost_attempts
+    assert lost.usage is not None
+    assert (lost.usage.prompt_tokens, lost.usage.completion_tokens) == (1000, output)
+    assert (lost.tokens, lost.ambiguous, lost.estimated) == (1000 + output, True, estimated)
 
 
 @pytest.mark.parametrize("code", ["tool_use_failed", "json_validate_failed"])

@@ -95,12 +95,13 @@ def usage_of(usage: Any) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    details = usage.get("output_tokens_details")
+    details, writes = usage.get("output_tokens_details"), usage.get("cache_creation")
     return usage_apart(
         usage.get("input_tokens"),
         usage.get("output_tokens"),
         cached=usage.get("cache_read_input_tokens"),
         written=usage.get("cache_creation_input_tokens"),
+        for_hour=writes.get("ephemeral_1h_input_tokens") if isinstance(writes, dict) else None,
         thought=details.get("thinking_tokens") if isinstance(details, dict) else None,
     )
 

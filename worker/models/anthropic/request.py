@@ -1,6 +1,6 @@
 """Translates the fleet's messages, tools and output format into a body of Messages. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepfleet.orchestrator.models.media import Media, media_of
@@ -35,14 +35,16 @@ MOST_TOKENS = 16_384
 _SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 _BEGINS = (*_SERVER_CALLS, "thinking", "redacted_thinking")
 _CHOICES = {"auto": "auto", "any": "any", "none": "none"}
+_MARKED = "cache_control"
 _MARK = {"type": "ephemeral"}
+_PARTS = ("tools", "system", "messages")
 _THINKS = ("enabled", "adaptive")
 
 
 def request_body(request: ModelRequest) -> dict[str, Any]:
     """Return the body of `request`. `extra_body` is merged last and may overrule every field."""
     settings = request.settings
-    system = [_text(one.text) for one in request.messages if one.is_system() and one.text.strip()]
+    system = [part for one in request.messages if one.is_system() for part in _system(one)]
     messages = alternating_turns((one for one in request.messages if not one.is_system()), _blocks)
     _give_back(messages, request)
     body: dict[str, Any] = {
@@ -51,7 +53,7 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
         "messages": messages,
     }
     tools = [_tool(spec) for spec in request.tools]
-    if settings.prompt_cache:
+    if settings.prompt_cache and not _has_marks(system, messages, settings.extra_body):
         _mark(tools, system, messages)
     if system:
         body["system"] = system
@@ -170,6 +172,13 @@ def _tool_choice(request: ModelRequest) -> dict[str, Any]:
     return choice
 
 
+def _system(message: Message) -> list[dict[str, Any]]:
+    parts = [] if isinstance(message.content, str) else list(_parts(message.content))
+    if _are_marked(parts):
+        return parts
+    return [_text(message.text)] if message.text.strip() else []
+
+
 def _blocks(message: Message) -> Iterator[dict[str, Any]]:
     if message.role is Role.TOOL:
         yield _result(message.tool_call_id or "", message.content, status=None)
@@ -249,6 +258,27 @@ def _source(media: Media) -> dict[str, Any]:
         case "file_id":
             return {"type": "file", "file_id": media.value}
     return {"type": "base64", "media_type": media.media_type, "data": media.value}
+
+
+def _has_marks(
+    system: list[dict[str, Any]], turns: list[dict[str, Any]], extra_body: Mapping[str, Any]
+) -> bool:
+    """Return whether the user has chosen what is cached.
+
+    The service takes four marks in all, and none of an hour behind a shorter one.
+    """
+    given = (system, turns, *map(extra_body.get, _PARTS))
+    return _MARKED in extra_body or any(map(_are_marked, given))
+
+
+def _are_marked(blocks: Any, levels: int = 3) -> bool:
+    """Return whether one has a mark, or what is in it: in a turn, a result and what that has."""
+    found = blocks if isinstance(blocks, list) and levels else ()
+    return any(
+        isinstance(one, dict)
+        and (one.get(_MARKED) is not None or _are_marked(one.get("content"), levels - 1))
+        for one in found
+    )
 
 
 def _mark(

@@ -119,7 +119,14 @@ def usage_of(usage: Any) -> UsageStats | None:
         usage.get("outputTokens"),
         cached=usage.get("cacheReadInputTokens"),
         written=usage.get("cacheWriteInputTokens"),
+        for_hour=_for_hour(usage.get("cacheDetails")),
     )
+
+
+def _for_hour(details: Any) -> Any:
+    """Return how many tokens were written to the cache for an hour; there is one entry a time."""
+    found = (one for one in details if isinstance(one, dict)) if isinstance(details, list) else ()
+    return next((one.get("inputTokens") for one in found if one.get("ttl") == "1h"), None)
 
 
 class StreamedConverse:

@@ -61,7 +61,7 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
         # The service has no choice of none, and refuses calls in a conversation without tools.
         tools, turns = [], _without_calls(turns)
     _finish_documents(turns)
-    if settings.prompt_cache and caches_prompts(model):
+    if settings.prompt_cache and caches_prompts(model) and not _has_points(turns):
         _mark(tools if caches_tools(model) else [], system, turns)
     body: dict[str, Any] = {"messages": turns}
     if system:
@@ -252,6 +252,14 @@ def _as_text(block: dict[str, Any], names: dict[str, str]) -> Iterator[dict[str,
         yield from _parts(given["content"])
     elif "reasoningContent" not in block:
         yield block
+
+
+def _has_points(turns: list[dict[str, Any]]) -> bool:
+    """Return whether the user has chosen what is cached.
+
+    The service takes four points in all, and none of an hour behind a shorter one.
+    """
+    return any("cachePoint" in block for turn in turns for block in turn["content"])
 
 
 def _mark(

@@ -123,8 +123,13 @@ def usage_of(usage: Any) -> UsageStats | None:
         return None
     prompt += token_count(usage.get("toolUsePromptTokenCount")) or 0
     thought = token_count(usage.get("thoughtsTokenCount")) or 0
-    # An answer without text has no count of its own.
-    completion = (token_count(usage.get("candidatesTokenCount")) or 0) + thought
+    said = token_count(usage.get("candidatesTokenCount"))
+    if said is None:  # an answer without text has none; proxies may leave out those of others
+        total = token_count(usage.get("totalTokenCount"))
+        if total is None:
+            return None
+        said = max(total - prompt - thought, 0)
+    completion = said + thought
     return UsageStats.model_construct(
         prompt_tokens=prompt,
         completion_tokens=completion,

@@ -111,6 +111,37 @@ def test_marks_stand_at_the_fixed_beginning_and_at_the_ends_of_the_last_two_user
     assert b"cache_control" not in orjson.dumps(body(*talk, settings={"prompt_cache": False}))
 
 
+HOUR = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
+MARKED = {"type": "text", "text": "long", **HOUR}
+
+
+@pytest.mark.parametrize(
+    ("talk", "extra"),
+    [
+        ((Message.system("s"), Message.user([MARKED, {"text": "and"}])), {}),
+        ((Message.system([MARKED]), Message.user("a")), {}),
+        (
+            (
+                Message.user("a"),
+                Message.assistant("", (ToolCall(id="c", name="look", arguments={}),)),
+                Message(role=Role.TOOL, content=[MARKED], tool_call_id="c"),
+            ),
+            {},
+        ),
+        ((Message.system("s"), Message.user("a")), HOUR),
+        ((Message.user("a"),), {"system": [MARKED]}),
+    ],
+    ids=["a part", "the system", "a result", "the request", "extra_body"],
+)
+def test_marks_of_the_user_are_the_only_ones(
+    talk: tuple[Message, ...], extra: dict[str, Any]
+) -> None:
+    """Ours would come before theirs with a shorter time, and there may be four in all."""
+    made = body(*talk, tools=(LOOK,), settings={"extra_body": extra})
+    text = orjson.dumps(made)
+    assert text.count(b"cache_control") == text.count(orjson.dumps(HOUR)[1:-1]) == 1
+
+
 def test_extra_body_overrules() -> None:
     assert body(settings={"extra_body": {"speed": "fast", "max_tokens": 9}})["max_tokens"] == 9
 
@@ -157,6 +188,23 @@ def test_tokens_read_from_and_written_to_the_cache_are_prompt_tokens_with_their_
     assert (usage.prompt_tokens, usage.cached_tokens, usage.cache_write_tokens) == (1110, 100, 1000)
     price = Price(input=10, output=50, cached_input=1, cache_write=12.5)
     assert price.cost(usage) == pytest.approx((100 + 100 + 12_500 + 250) / 1e6)
+
+
+@pytest.mark.parametrize(
+    ("for_hour", "counted"), [(400, 400), (9000, 1000), (0, 0), ("many", 0), (None, 0)]
+)
+def test_what_is_written_to_the_cache_for_an_hour_costs_twice_the_input(
+    for_hour: Any, counted: int
+) -> None:
+    counts = {"input_tokens": 10, "output_tokens": 5, "cache_creation_input_tokens": 1000}
+    usage = usage_of({**counts, "cache_creation": {"ephemeral_1h_input_tokens": for_hour}})
+    assert usage is not None
+    assert (usage.cache_write_tokens, usage.cache_write_1h_tokens) == (1000, counted)
+    assert (usage + usage - usage) == usage
+    price = Price(input=10, output=50, cache_write=12.5)
+    expected = 100 + 20 * counted + 12.5 * (1000 - counted) + 250
+    assert price.cost(usage) == pytest.approx(expected / 1e6)
+    assert Price(input=10, output=50).cost(usage) == pytest.approx((10_100 + 250) / 1e6)
 
 
 @pytest.mark.parametrize(

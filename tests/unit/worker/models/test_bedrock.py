@@ -188,6 +188,15 @@ def test_points_stand_at_the_fixed_beginning_and_at_the_ends_of_the_last_two_use
     assert b"cachePoint" not in orjson.dumps(body(*talk, settings={"prompt_cache": False}))
 
 
+def test_cache_points_of_the_user_are_the_only_ones() -> None:
+    """Ours would come before theirs with a shorter time, and there may be four in all."""
+    point = {"cachePoint": {"type": "default", "ttl": "1h"}}
+    asked = Message.user([{"text": "long"}, point, {"text": "and"}])
+    made = body(Message.system("s"), asked, tools=(LOOK,))
+    assert orjson.dumps(made).count(b"cachePoint") == 1
+    assert made["messages"][0]["content"][1] == point
+
+
 def test_documents_get_names_that_the_service_takes_and_a_text_beside_them() -> None:
     given = ["../a  b_c.pdf", "a b c pdf", "ü" * 300, "", "x" * 300]
     papers = [{"document": {"name": name, "source": {"bytes": "JVBERi0="}}} for name in given]
@@ -300,6 +309,25 @@ def test_tokens_read_from_and_written_to_the_cache_are_prompt_tokens() -> None:
     usage = usage_of({**counts, "cacheWriteInputTokens": 1000})
     assert usage is not None
     assert (usage.prompt_tokens, usage.cached_tokens, usage.cache_write_tokens) == (1110, 100, 1000)
+    assert usage.cache_write_1h_tokens == 0
+
+
+@pytest.mark.parametrize(
+    ("details", "for_hour"),
+    [
+        ([{"ttl": "5m", "inputTokens": 300}, {"ttl": "1h", "inputTokens": 700}], 700),
+        ([{"ttl": "5m", "inputTokens": 1000}], 0),
+        ([{"ttl": "1h"}, None], 0),
+        ("1h", 0),
+    ],
+)
+def test_what_is_written_to_the_cache_for_an_hour_is_counted_apart(
+    details: Any, for_hour: int
+) -> None:
+    counts = {"inputTokens": 10, "outputTokens": 5, "cacheWriteInputTokens": 1000}
+    usage = usage_of({**counts, "cacheDetails": details})
+    assert usage is not None
+    assert (usage.cache_write_tokens, usage.cache_write_1h_tokens) == (1000, for_hour)
 
 
 @pytest.fixture

@@ -156,6 +156,26 @@ def test_a_refused_prompt_is_a_failure_of_the_content_filter() -> None:
         assert not raised.value.retryable
 
 
+@pytest.mark.parametrize(
+    ("counts", "completion"),
+    [
+        ({"totalTokenCount": 1700}, 700),
+        ({"totalTokenCount": 1700, "thoughtsTokenCount": 200}, 700),
+        ({"totalTokenCount": 1700, "toolUsePromptTokenCount": 300}, 400),
+        ({"totalTokenCount": 1000}, 0),
+        ({"totalTokenCount": 7}, 0),
+        ({"totalTokenCount": 1700, "candidatesTokenCount": 0}, 0),
+        ({}, None),
+    ],
+)
+def test_a_usage_without_a_count_of_the_text_has_it_in_the_total(
+    counts: dict[str, int], completion: int | None
+) -> None:
+    """Without a total the usage is estimated."""
+    usage = usage_of({"promptTokenCount": 1000, **counts})
+    assert (usage and usage.completion_tokens) == completion
+
+
 def test_tokens_of_thoughts_are_completion_tokens() -> None:
     usage = usage_of(
         {
