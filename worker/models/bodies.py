@@ -18,6 +18,8 @@ from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.lenient_json import read_json
 
+DONE = b"[DONE]"
+"""The last event of a stream of chat completions."""
 NO_NAME = "unnamed_tool"
 _NAME_LENGTH = 64
 _LONGEST_REASONING = 16_000

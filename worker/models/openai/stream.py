@@ -10,10 +10,9 @@ from typing import Any
 
 from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
-from stepfleet.worker.models.bodies import malformed, parse_event
+from stepfleet.worker.models.bodies import DONE, malformed, parse_event
 from stepfleet.worker.models.sent_back import THOUGHTS, add_extra
 
-_DONE = b"[DONE]"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 REASONING_DETAILS = "reasoning_details"
 MOST_CHOICES = 16
@@ -287,7 +286,7 @@ class StreamedCompletion:
 
     def add(self, data: bytes) -> str:
         """Take one event and return the piece of text in it. Raises `ModelError` if malformed."""
-        if data == _DONE:
+        if data == DONE:
             self._done = True
             return ""
         event = parse_event(data)
