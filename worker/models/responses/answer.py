@@ -27,6 +27,18 @@ from stepfleet.worker.models.responses.request import PROVIDER, SERVICE
 from stepfleet.worker.models.responses.streamed_items import StreamedItems
 from stepfleet.worker.models.sent_back import kept_of, model_at
 
+_UNREAD = {
+    "image_generation_call": "an image",
+    **dict.fromkeys(("output_audio", "audio"), "audio"),
+    **{
+        kind: f"an item of type {kind!r}"
+        for kind in (
+            *("custom_tool_call", "mcp_approval_request", "computer_call"),
+            *("local_shell_call", "shell_call", "apply_patch_call"),
+        )
+    },
+}
+"""Items that a model ends its turn with, and that are neither text nor calls of our tools."""
 _ENDS = {f"response.{end}" for end in ("completed", "incomplete", "failed", "done")}
 _COMPLETED = ("completed", "complete")
 _NOT_ENDED = {"queued", "in_progress", "failed", "cancelled"}
@@ -81,6 +93,9 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
         reasoning=(*reasoning, *kept_of({}, ids, model_at(SERVICE, default_model))),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
+        unread=next(
+            (_UNREAD[one] for item in output if (one := word(item.get("type"))) in _UNREAD), ""
+        ),
     )
 
 

@@ -339,3 +339,9 @@ def test_texts_in_the_form_of_a_request_are_read() -> None:
     for content in ("a", [{"type": "text", "text": "a"}]):
         payload = {"status": "completed", "output": [{**message, "content": content}]}
         assert parse_response(payload, "m").content == "a"
+
+
+def test_an_image_in_the_place_of_a_text_is_named() -> None:
+    image = {"type": "image_generation_call", "id": "ig", "status": "completed", "result": "AAAA"}
+    answer = parse_response({"status": "completed", "output": [image]}, "m")
+    assert (answer.content, answer.unread) == ("", "an image")
