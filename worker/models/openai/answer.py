@@ -10,11 +10,12 @@ from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.usage import UsageStats, token_count
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import (
     broken_off,
+    completed_counts,
     count_in,
     malformed,
     reasoning_block,
@@ -130,14 +131,11 @@ def usage_of(usage: Any) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    prompt = token_count(usage.get("prompt_tokens"))
-    completion = token_count(usage.get("completion_tokens"))
-    if prompt is None or completion is None:
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    if (counts := completed_counts(*map(usage.get, names))) is None:
         return None
     counted = usage_within(
-        prompt,
-        completion,
-        token_count(usage.get("total_tokens")),
+        *counts,
         cached=count_in(usage, *_CACHED),
         written=count_in(usage, *_WRITTEN),
         thought=count_in(usage, (_COMPLETION, "reasoning_tokens")),

@@ -10,7 +10,14 @@ from typing import Any
 
 from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
-from stepfleet.worker.models.bodies import DONE, json_text, malformed, parse_event, word
+from stepfleet.worker.models.bodies import (
+    DONE,
+    json_text,
+    malformed,
+    merged_usage,
+    parse_event,
+    word,
+)
 from stepfleet.worker.models.sent_back import THOUGHTS, add_extra
 
 REASONING_FIELDS = ("reasoning_content", "reasoning")
@@ -306,7 +313,11 @@ class StreamedCompletion:
             self._done = True
             return ""
         event = parse_event(data)
-        self.usage = event.get("usage") or self.usage
+        if given := event.get("usage"):
+            self.usage = merged_usage(self.usage, given)
+        if isinstance(groq := event.get("x_groq"), dict):
+            self.usage = merged_usage(self.usage, groq.get("usage"))
+            event = {"error": groq["error"]} if groq.get("error") else event
         self._tier = event.get("service_tier") or self._tier
         choices = event.get("choices")
         if event.get("error") or not choices or not isinstance(choices, list):
@@ -322,6 +333,8 @@ class StreamedCompletion:
             if choice.get("error"):
                 self.error = {"error": choice["error"]}
                 break
+            if given := choice.get("usage"):  # Moonshot's
+                self.usage = merged_usage(self.usage, given)
             index = choice.get("index")
             place = index if isinstance(index, int) else 0
             known = self._choices.get(place) or self._begun(place)

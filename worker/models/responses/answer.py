@@ -8,13 +8,14 @@ from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.usage import UsageStats, token_count
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import (
     DONE,
     MOST_REASONING,
     broken_off,
+    completed_counts,
     count_in,
     malformed,
     parse_event,
@@ -141,13 +142,11 @@ def usage_of(usage: Any) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    prompt, completion = (token_count(usage.get(f"{one}_tokens")) for one in ("input", "output"))
-    if prompt is None or completion is None:
+    names = ("input_tokens", "output_tokens", "total_tokens")
+    if (counts := completed_counts(*map(usage.get, names))) is None:
         return None
     return usage_within(
-        prompt,
-        completion,
-        token_count(usage.get("total_tokens")),
+        *counts,
         cached=count_in(usage, (_INPUT, "cached_tokens")),
         written=count_in(usage, (_INPUT, "cache_write_tokens")),
         thought=count_in(usage, ("output_tokens_details", "reasoning_tokens")),
