@@ -84,7 +84,7 @@ _CODES = {
     " insufficient_balance insufficient_credits exceeded_current_quota_error billing_error"
     " billing_hard_limit_reached billing_not_active budget_exceeded payment_required",
     ModelErrorCode.CONTENT_FILTER: "content_filter content_filtered content_policy_violation"
-    " data_inspection_failed responsibleaipolicyviolation",
+    " data_inspection_failed responsibleaipolicyviolation image_content_policy_violation",
     ModelErrorCode.MODEL_NOT_FOUND: "model_not_found model_not_found_error model_not_available"
     " model_decommissioned invalid_model deploymentnotfound notfounderror not_found_error",
     ModelErrorCode.PERMISSION_DENIED: "access_denied key_model_access_denied"
@@ -95,7 +95,10 @@ _CODES = {
     " expiredtokenexception expiredtoken invalidsignatureexception incompletesignatureexception"
     " invalidclienttokenid missingauthenticationtokenexception signaturedoesnotmatch"
     " missingauthenticationtoken incompletesignature",
-    ModelErrorCode.INVALID_REQUEST: "not_supported_error",
+    ModelErrorCode.INVALID_REQUEST: "not_supported_error invalid_prompt invalid_image"
+    " invalid_image_format invalid_image_mode invalid_image_url invalid_base64_image"
+    " image_too_large image_too_small image_parse_error image_file_too_large empty_image_file"
+    " unsupported_image_media_type image_file_not_found",
     ModelErrorCode.RATE_LIMIT: "servicequotaexceededexception throttlingexception",
     ModelErrorCode.SERVER_ERROR: "modelnotreadyexception modelerrorexception"
     " modelstreamerrorexception",
@@ -333,6 +336,10 @@ def _as_error(payload: dict[str, Any]) -> dict[str, Any]:
             inner = {**inner, "message": _said_in(inner), "error": None} | _inner(inner["error"])
         if isinstance(inner, dict):
             return {**inner, "message": _said_in(inner)}
+    errors = payload.get("errors")  # Cloudflare's
+    if isinstance(errors, list) and errors and errors[0] and not payload.get("error"):
+        inner = _inner(errors[0])
+        return {**inner, "message": _said_in(inner)}
     kind = payload.get("__type")  # AWS's, with a namespace before it
     named = {"type": kind.rpartition("#")[2]} if isinstance(kind, str) else {}
     said = _text(payload.get("error"))

@@ -79,7 +79,8 @@ class LLMResponse(Record):
     models of the agent's list had failed before. `reasoning` has the blocks that go back to the
     provider unchanged (see `conversation.messages.REASONING`), `reasoning_text` what people can
     read of it. `request_id` is the provider's own name of the request. `raw` is the provider's
-    payload for hooks in the same process; it is never stored.
+    payload for hooks in the same process, `unread` names what it has besides text and calls, such
+    as an image; both are never stored.
     """
 
     content: str = ""
@@ -96,6 +97,7 @@ class LLMResponse(Record):
     cache: CacheUse | None = Field(default=None, exclude_if=operator.not_)
     fallback: Fallback | None = Field(default=None, exclude_if=operator.not_)
     raw: Any = Field(default=None, exclude=True, repr=False)
+    unread: str = Field(default="", exclude=True, repr=False)
 
     @field_validator("content", mode="before")
     @classmethod

@@ -35,7 +35,7 @@ def parse_tool_call(
 
     `raw` is a `ToolCall`, an object with `.function` (itself an object or a dict), a dict with
     or without a nested `function`, or an object with `.name` and `.arguments`. Arguments are
-    JSON text or a mapping; none at all means `{}`. A missing id is taken from `new_id`.
+    JSON text or a mapping; none at all, or `null`, means `{}`. A missing id is taken from `new_id`.
     `max_arguments` is in bytes.
     """
     call_id = _call_id(_field(raw, "id")) or new_id()
@@ -151,7 +151,7 @@ def _clean(text: str) -> bool:
 
 
 def _arguments(given: Any, limit: int) -> dict[str, Any]:
-    if given is None or (isinstance(given, str) and not given.strip()):
+    if given is None or (isinstance(given, str) and given.strip() in ("", "null")):
         return {}
     if isinstance(given, str):
         try:

@@ -79,6 +79,13 @@ def _failure(response: LLMResponse) -> ModelError:
             "raise settings.max_tokens, or lower the reasoning",
             code=ModelErrorCode.EMPTY_ANSWER,
         )
+    if response.unread:  # the same request gets it again, and each time for money
+        return ModelError(
+            f"the answer has {response.unread} and no text ({named}): an answer is text and calls "
+            "of the agent's tools. Ask for text in settings.extra_body or take another model; with "
+            "allow_empty_answer=True its text is empty",
+            code=ModelErrorCode.INVALID_REQUEST,
+        )
     return ModelError(
         f"the answer is empty: no text and no tool call{thought} ({named}). An agent that wants "
         "empty answers has allow_empty_answer=True",

@@ -19,6 +19,8 @@ from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.lenient_json import read_json
 
+DONE = b"[DONE]"
+"""The last event of a stream of chat completions."""
 NO_NAME = "unnamed_tool"
 _NAME_LENGTH = 64
 _LONGEST_REASONING = 16_000
@@ -26,6 +28,7 @@ _LONGEST_WORD = 100
 _LONGEST_WORDS = 500
 WHOLE_TURN = "whole_turn"
 """The `type` of blocks of reasoning that are all blocks of a turn, its texts too."""
+_LONGEST_COUNT = 10
 MOST_BLOCKS = 100_000
 """Blocks of a streamed answer that are kept: far more than one has."""
 MOST_REASONING = 4 * MOST_CALLS
@@ -231,11 +234,61 @@ def usage_within(
     )
 
 
+def told_count(value: Any) -> int | None:
+    """Return a number of tokens as servers report it: some as text. None where it is none."""
+    if isinstance(value, str) and len(value) <= _LONGEST_COUNT and value.isdecimal():
+        value = int(value)
+    return token_count(value)
+
+
+def completed_counts(
+    prompt: Any, completion: Any, total: Any
+) -> tuple[int, int, int | None] | None:
+    """Return the three counts of a call; one that is missing is what the others leave of `total`.
+
+    None where they are absent or no counts.
+    """
+    prompt, completion, total = told_count(prompt), told_count(completion), told_count(total)
+    known = completion if prompt is None else prompt
+    if known is None:
+        return None
+    if prompt is not None and completion is not None:
+        # A smaller total is that of one of a stream's reports.
+        return prompt, completion, total if (total or 0) >= prompt + completion else None
+    rest = 0 if total is None else total - known
+    if rest <= 0:  # an answer has tokens, and so has what it answers
+        return None
+    return (rest, known, total) if prompt is None else (known, rest, total)
+
+
+def merged_usage(known: Any, given: Any) -> Any:
+    """Add a report of a stream to the usage `known` and return it: of each count the largest one.
+
+    Servers count up, report parts of it apart, or end with a usage of zeros.
+    """
+    if not isinstance(known, dict) or not isinstance(given, dict):
+        return given or known
+    for name, value in given.items():
+        before = known.get(name)
+        if isinstance(before, dict) and isinstance(value, dict):
+            _keep_largest(before, value)
+        else:
+            _keep_largest(known, {name: value})
+    return known
+
+
+def _keep_largest(known: dict[str, Any], given: dict[str, Any]) -> None:
+    for name, value in given.items():
+        before = known.get(name)
+        if before is None or (told_count(value) or 0) > (told_count(before) or 0):
+            known[name] = value
+
+
 def count_in(usage: dict[str, Any], *places: tuple[str, ...]) -> int:
     """Return the first count that is at one of `places`, each a name, or a group and a name."""
     for *groups, name in places:
         fields = usage.get(groups[0]) if groups else usage
-        if isinstance(fields, dict) and (found := token_count(fields.get(name))):
+        if isinstance(fields, dict) and (found := told_count(fields.get(name))):
             return found
     return 0
 

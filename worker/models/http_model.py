@@ -132,10 +132,13 @@ class Format:
 class Received:
     """How much of an answer had received when the call failed: bytes, characters, its usage.
 
-    `is_whole` is set where nothing is missing: then the usage counts all of it.
+    `is_whole` is set where nothing is missing: then the usage counts all of it. Of `size`, all
+    bytes, `blank` are those of parts that have none but spaces and line ends.
     """
 
     size: int = 0
+    blank: int = 0
+    is_stream: bool = False
     text: int = 0
     usage: UsageStats | None = None
     request_id: str = ""
@@ -144,9 +147,10 @@ class Received:
     @property
     def tokens(self) -> int:
         """About how many tokens came that a usage may lack; of a stream only its text counts."""
-        if self.usage is None:
-            return (self.text or self.size) // _BYTES_PER_TOKEN
-        return 0 if self.is_whole else self.text // _BYTES_PER_TOKEN
+        if self.usage is not None:
+            return 0 if self.is_whole else self.text // _BYTES_PER_TOKEN
+        said = self.text if self.is_stream else self.size - self.blank
+        return said // _BYTES_PER_TOKEN
 
 
 class HttpModel(LLM):
@@ -335,6 +339,7 @@ class HttpModel(LLM):
         received: Received,
     ) -> dict[str, Any]:
         cutter, answer = self._format.cutter(), self._format.stream()
+        received.is_stream = True
 
         async def take(events: list[bytes]) -> None:
             for data in events:
@@ -368,6 +373,7 @@ class HttpModel(LLM):
     ) -> AsyncIterator[bytes]:
         async for part in response.content.iter_any():
             received.size += len(part)
+            received.blank += len(part) if part.isspace() else 0
             if received.size > self._response_limit:
                 msg = f"the answer is longer than the limit of {self._response_limit} B"
                 raise ModelError(msg, code=ModelErrorCode.MALFORMED_ANSWER, received=0)

@@ -10,11 +10,12 @@ from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.usage import UsageStats, token_count
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import (
     broken_off,
+    completed_counts,
     count_in,
     malformed,
     reasoning_block,
@@ -26,8 +27,12 @@ from stepfleet.worker.models.openai.stream import (
     REASONING_DETAILS,
     REASONING_FIELDS,
     choices_of,
+    images_in,
+    object_text,
     older_call,
+    text_message,
     thoughts_in,
+    transcript_of,
 )
 from stepfleet.worker.models.sent_back import kept_of, model_at
 
@@ -79,7 +84,7 @@ def parse_completion(
     message = _merged(choices)
     calls = _tool_calls(message)
     refusal = message.get("refusal")
-    text = _text(message.get("content"))
+    text = _text(message.get("content")) or transcript_of(message)
     reason = finish_reason(given, asks_for_tools=bool(calls))
     if not text and not calls and isinstance(refusal, str) and refusal:
         text, reason = refusal, FinishReason.CONTENT_FILTER
@@ -97,6 +102,7 @@ def parse_completion(
         ),
         reasoning_text=shown_reasoning(_reasoning(message)),
         raw=payload,
+        unread=_unread(message),
     )
 
 
@@ -125,14 +131,11 @@ def usage_of(usage: Any) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    prompt = token_count(usage.get("prompt_tokens"))
-    completion = token_count(usage.get("completion_tokens"))
-    if prompt is None or completion is None:
+    names = ("prompt_tokens", "completion_tokens", "total_tokens")
+    if (counts := completed_counts(*map(usage.get, names))) is None:
         return None
     counted = usage_within(
-        prompt,
-        completion,
-        token_count(usage.get("total_tokens")),
+        *counts,
         cached=count_in(usage, *_CACHED),
         written=count_in(usage, *_WRITTEN),
         thought=count_in(usage, (_COMPLETION, "reasoning_tokens")),
@@ -173,6 +176,7 @@ def _merged(choices: list[dict[str, Any]]) -> dict[str, Any]:
     for choice in reversed(choices):
         given = choice.get("message")
         message = given if isinstance(given, dict) else choice.get("delta")
+        message = message if isinstance(message, dict) else text_message(choice) or None
         if isinstance(message, dict):
             said = {name: value for name, value in message.items() if value} if merged else message
             merged = {**(merged or {}), **said}
@@ -181,6 +185,11 @@ def _merged(choices: list[dict[str, Any]]) -> dict[str, Any]:
     if finish_reason(choices[0].get("finish_reason"), asks_for_tools=False) in _WITHOUT_MESSAGE:
         return {}
     raise malformed("the first choice has no message")
+
+
+def _unread(message: dict[str, Any]) -> str:
+    """Return what a message has besides text and calls."""
+    return "an image" if images_in(message) else "audio" if message.get("audio") else ""
 
 
 def _tool_calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
@@ -199,7 +208,8 @@ def _text(content: Any) -> str:
         return ""
     if isinstance(content, str):
         return content
-    content = [content] if isinstance(content, dict) else content
+    if isinstance(content, dict):
+        return object_text(content)
     if isinstance(content, list):
         parts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
         if all(isinstance(part, str) for part in parts):

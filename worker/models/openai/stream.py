@@ -10,14 +10,21 @@ from typing import Any
 
 from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
-from stepfleet.worker.models.bodies import malformed, parse_event
+from stepfleet.worker.models.bodies import (
+    DONE,
+    json_text,
+    malformed,
+    merged_usage,
+    parse_event,
+    word,
+)
 from stepfleet.worker.models.sent_back import THOUGHTS, add_extra
 
-_DONE = b"[DONE]"
 REASONING_FIELDS = ("reasoning_content", "reasoning")
 REASONING_DETAILS = "reasoning_details"
 MOST_CHOICES = 16
 """So many choices of one completion are read."""
+_IMAGES = {"image_url", "image", "output_image"}
 _TEXTS = ("text", "summary", "data", "thinking")
 _LONGEST_NAME = 1024
 """Characters of a name that are kept: more than a valid one has, so that it stays invalid."""
@@ -188,10 +195,13 @@ class _StreamedChoice:
         self._thoughts = StreamedDetails()
         self._extra: dict[str, Any] = {}
         self._has_deltas = False
+        self._images: list[Any] = []
+        self._transcript: list[str] = []
 
     @property
     def has_begun(self) -> bool:
-        return bool(self._content or self.calls or self._refusal or self.finish_reason)
+        told = self._content or self._refusal or self._images or self._transcript
+        return bool(told or self.calls or self.finish_reason)
 
     def add(self, choice: dict[str, Any]) -> str:
         """Add a piece and return the text in it."""
@@ -206,6 +216,7 @@ class _StreamedChoice:
         if isinstance(refused := delta.get("refusal"), str):
             self._refusal.append(refused)
         self._add_reasoning(delta)
+        self._add_media(delta)
         add_extra(self._extra, delta)
         content = delta.get("content")
         if not isinstance(content, str):
@@ -226,6 +237,11 @@ class _StreamedChoice:
         for one in _as_list(delta.get(THOUGHTS)):
             self._thoughts.add(one)
 
+    def _add_media(self, delta: dict[str, Any]) -> None:
+        self._images = self._images or images_in(delta)[:1]  # that there is one is all that is told
+        if transcript := transcript_of(delta):
+            self._transcript.append(transcript)
+
     def _think(self, name: str, thought: str) -> None:
         self._reasoning.setdefault(name, []).append(thought)
         self.size += len(thought)
@@ -234,6 +250,10 @@ class _StreamedChoice:
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._content) or None}
         if self._refusal:
             message["refusal"] = "".join(self._refusal)
+        if self._images:
+            message["images"] = self._images
+        if self._transcript:
+            message["audio"] = {"transcript": "".join(self._transcript)}
         message |= {field: "".join(pieces) for field, pieces in self._reasoning.items()}
         if details := self._details.all():
             message[REASONING_DETAILS] = details
@@ -255,7 +275,9 @@ class _StreamedChoice:
         """Return a delta that its server names like a whole answer's message."""
         # Behind deltas it would be all of them once more.
         message = None if self._has_deltas else choice.get("message")
-        return message if isinstance(message, dict) else {}
+        if isinstance(message, dict):
+            return message
+        return {} if self._has_deltas else text_message(choice)
 
 
 class StreamedCompletion:
@@ -287,11 +309,15 @@ class StreamedCompletion:
 
     def add(self, data: bytes) -> str:
         """Take one event and return the piece of text in it. Raises `ModelError` if malformed."""
-        if data == _DONE:
+        if data == DONE:
             self._done = True
             return ""
         event = parse_event(data)
-        self.usage = event.get("usage") or self.usage
+        if given := event.get("usage"):
+            self.usage = merged_usage(self.usage, given)
+        if isinstance(groq := event.get("x_groq"), dict):
+            self.usage = merged_usage(self.usage, groq.get("usage"))
+            event = {"error": groq["error"]} if groq.get("error") else event
         self._tier = event.get("service_tier") or self._tier
         choices = event.get("choices")
         if event.get("error") or not choices or not isinstance(choices, list):
@@ -307,6 +333,8 @@ class StreamedCompletion:
             if choice.get("error"):
                 self.error = {"error": choice["error"]}
                 break
+            if given := choice.get("usage"):  # Moonshot's
+                self.usage = merged_usage(self.usage, given)
             index = choice.get("index")
             place = index if isinstance(index, int) else 0
             known = self._choices.get(place) or self._begun(place)
@@ -369,6 +397,34 @@ def thoughts_in(content: Any) -> list[str]:
     return [_text(one.get("thinking")) for one in parts]
 
 
+def images_in(message: dict[str, Any]) -> list[Any]:
+    """Return the images of a message, wherever its server puts them."""
+    content, images = message.get("content"), message.get("images")
+    found = images if isinstance(images, list) else []
+    if isinstance(content, list):
+        parts = (one for one in content if isinstance(one, dict))
+        found = [*found, *(one for one in parts if one.get("type") in _IMAGES)]
+    return found
+
+
+def transcript_of(message: dict[str, Any]) -> str:
+    """Return the words of an answer that was spoken."""
+    audio = message.get("audio")
+    return word(audio.get("transcript")) if isinstance(audio, dict) else ""
+
+
+def text_message(choice: dict[str, Any]) -> dict[str, Any]:
+    """Return the message of a choice in the form of completions before chat: its `text`."""
+    return {"content": text} if isinstance(text := choice.get("text"), str) else {}
+
+
+def object_text(content: dict[str, Any]) -> str:
+    """Return the text of a content that is one object: a part with text, or the answer's JSON."""
+    if "text" in content or "type" in content or not content:
+        return word(content.get("text"))
+    return json_text(content)
+
+
 def _is_whole(item: dict[str, Any]) -> bool:
     """Return whether an item without an index is over: pieces of the next one look like its own."""
     if item.get("index") is not None:
@@ -387,7 +443,8 @@ def _text(content: Any) -> str:
     """Return the text of a delta; some servers send parts of it in a list, as in whole answers."""
     if isinstance(content, str):
         return content
-    content = [content] if isinstance(content, dict) else content
+    if isinstance(content, dict):
+        return object_text(content)
     if not isinstance(content, list):
         return ""
     parts = [part.get("text") for part in content if isinstance(part, dict)]

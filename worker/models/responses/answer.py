@@ -4,16 +4,18 @@ from typing import Any
 
 from stepfleet.orchestrator.models.failures import stated_failure
 from stepfleet.orchestrator.models.pricing.tiers import tier_of
+from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.conversation.messages import Block
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.usage import UsageStats, token_count
+from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import (
-    MOST_BLOCKS,
+    DONE,
     MOST_REASONING,
     broken_off,
+    completed_counts,
     count_in,
     malformed,
     parse_event,
@@ -23,15 +25,29 @@ from stepfleet.worker.models.bodies import (
     word,
 )
 from stepfleet.worker.models.responses.request import PROVIDER, SERVICE
+from stepfleet.worker.models.responses.streamed_items import StreamedItems
 from stepfleet.worker.models.sent_back import kept_of, model_at
 
-_ENDS = {"response.completed", "response.incomplete", "response.failed"}
-_TEXT_DELTA = "response.output_text.delta"
-_DELTAS = {_TEXT_DELTA, "response.refusal.delta"}
-_CALL_DELTA = "response.function_call_arguments.delta"
+_UNREAD = {
+    "image_generation_call": "an image",
+    **dict.fromkeys(("output_audio", "audio"), "audio"),
+    **{
+        kind: f"an item of type {kind!r}"
+        for kind in (
+            *("custom_tool_call", "mcp_approval_request", "computer_call"),
+            *("local_shell_call", "shell_call", "apply_patch_call"),
+        )
+    },
+}
+"""Items that a model ends its turn with, and that are neither text nor calls of our tools."""
+_ENDS = {f"response.{end}" for end in ("completed", "incomplete", "failed", "done")}
 _COMPLETED = ("completed", "complete")
 _NOT_ENDED = {"queued", "in_progress", "failed", "cancelled"}
 _INPUT = "input_tokens_details"
+_CUT = (
+    "the answer was cut before this call was finished (its token limit, usually); the call was not "
+    "executed: make it again, shorter"
+)
 
 
 def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
@@ -56,13 +72,13 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
                 sent = {name: value for name, value in item.items() if name != "status"}
                 reasoning.append(reasoning_block(PROVIDER, says + len(calls), sent))
             case "message":
-                said = _texts(item, "output_text", "text")
+                said = _texts(item, "output_text", "text") or _texts(item, "text", "text")
                 says = says or any(said)
                 texts += said
                 refusals += _texts(item, "refusal", "refusal")
             case "function_call":
                 calls.append({**item, "id": item.get("call_id")})
-    found = parse_tool_calls(calls, new_id=new_call_id)
+    found = _executable(parse_tool_calls(calls, new_id=new_call_id), calls, payload)
     ids = [{"id": one["id"]} for one in calls]  # LiteLLM reads nothing else of a call
     reason = _reason(payload, has_calls=bool(found))
     if refusals and not texts and not found:
@@ -78,11 +94,31 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
         reasoning=(*reasoning, *kept_of({}, ids, model_at(SERVICE, default_model))),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
+        unread=next(
+            (_UNREAD[one] for item in output if (one := word(item.get("type"))) in _UNREAD), ""
+        ),
+    )
+
+
+def _executable(
+    found: tuple[ToolCall, ...], calls: list[dict[str, Any]], payload: dict[str, Any]
+) -> tuple[ToolCall, ...]:
+    """Return the calls; one that the model did not finish is answered, and not executed."""
+    cut = {"incomplete"}
+    if payload.get("status") == "incomplete":
+        cut.add("in_progress")
+    return tuple(
+        ToolCall(id=one.id, name=one.name, error=one.error or _CUT)
+        if word(call.get("status")) in cut
+        else one
+        for one, call in zip(found, calls, strict=False)  # the calls are bounded
     )
 
 
 def _texts(message: dict[str, Any], kind: str, field: str) -> list[str]:
     content = message.get("content")
+    if isinstance(content, str):  # as in a request
+        content = [{"type": "output_text", "text": content}]
     parts = content if isinstance(content, list) else []
     found = (one.get(field) for one in parts if isinstance(one, dict) and one.get("type") == kind)
     return [text for text in found if isinstance(text, str)]
@@ -106,13 +142,11 @@ def usage_of(usage: Any) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    prompt, completion = (token_count(usage.get(f"{one}_tokens")) for one in ("input", "output"))
-    if prompt is None or completion is None:
+    names = ("input_tokens", "output_tokens", "total_tokens")
+    if (counts := completed_counts(*map(usage.get, names))) is None:
         return None
     return usage_within(
-        prompt,
-        completion,
-        token_count(usage.get("total_tokens")),
+        *counts,
         cached=count_in(usage, (_INPUT, "cached_tokens")),
         written=count_in(usage, (_INPUT, "cache_write_tokens")),
         thought=count_in(usage, ("output_tokens_details", "reasoning_tokens")),
@@ -125,59 +159,45 @@ class StreamedResponse:
     def __init__(self) -> None:
         self.error: dict[str, Any] | None = None
         self.usage: Any = None
-        self._size = 0
-        self._told: list[str] = []
-        self._items: dict[int, dict[str, Any]] = {}
+        self._items = StreamedItems()
         self._response: dict[str, Any] | None = None
+        self._is_done = False
 
     @property
     def size(self) -> int:
         """How many characters of text and calls it has."""
-        return self._size
+        return self._items.size
 
     @property
     def is_over(self) -> bool:
         """Whether nothing of interest follows."""
-        return self._response is not None or self.error is not None
+        return self._is_done or self._response is not None or self.error is not None
 
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
+        if data == DONE:  # chat's word for the end
+            self._is_done = True
+            return ""
         event = parse_event(data)
         kind = word(event.get("type"))
-        if kind in _DELTAS or kind == _CALL_DELTA:
-            piece = word(event.get("delta"))
-            self._size += len(piece)
-            if kind != _TEXT_DELTA:
-                return ""
-            self._told.append(piece)
-            return piece
         if kind in _ENDS:
             self._end(event.get("response"))
         elif kind == "error":
             self.error = event if event.get("error") else {"error": event}
         elif not kind or event.get("error"):
             self.error = stated_failure(event, "type")
-        elif kind == "response.output_item.done":
-            self._keep(event.get("output_index"), event.get("item"))
+        else:
+            return self._items.add(kind, event)
         return ""
 
     def payload(self) -> dict[str, Any]:
         """Return the whole answer. Raises `ModelError` when the stream broke off."""
         if self._response is None:
             raise malformed("the stream broke off")
-        items = [self._items[index] for index in sorted(self._items)]
-        output = self._response.get("output") or items
-        if not output and self._told:  # some servers send its pieces alone
-            content = [{"type": "output_text", "text": "".join(self._told)}]
-            output = [{"type": "message", "content": content}]
-        return {**self._response, "output": output}
+        return {**self._response, "output": self._items.output(self._response.get("output"))}
 
     def _end(self, response: Any) -> None:
         if not isinstance(response, dict):
             raise malformed("the stream's last event has no response")
         self.usage = response.get("usage")
         self._response = response
-
-    def _keep(self, index: Any, item: Any) -> None:
-        if isinstance(index, int) and isinstance(item, dict) and len(self._items) < MOST_BLOCKS:
-            self._items[index] = item

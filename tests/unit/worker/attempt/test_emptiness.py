@@ -94,3 +94,12 @@ def test_reasoning_alone_is_no_answer_and_the_providers_request_is_named() -> No
     assert error is not None
     assert "after it had reasoned" in error.message
     assert error.message.endswith("(request req_7)")
+
+
+def test_an_answer_of_what_is_not_read_is_not_bought_again() -> None:
+    error = no_answer(LLMResponse(unread="an image"), allowed=False)
+    assert error is not None
+    assert (error.code, error.retryable) == (ModelErrorCode.INVALID_REQUEST, False)
+    assert "has an image and no text" in error.message
+    assert no_answer(LLMResponse(unread="an image"), allowed=True) is None
+    assert no_answer(LLMResponse(content="a", unread="an image"), allowed=False) is None

@@ -122,3 +122,24 @@ def test_responses_count_reasoning_in_the_same_way() -> None:
     assert counts(usage_of_responses({**usage, "total_tokens": 510})) == (100, 410, 0, 0, 400)
     within = {**usage, "output_tokens": 410, "total_tokens": 510}
     assert counts(usage_of_responses(within)) == (100, 410, 0, 0, 400)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"prompt_tokens": 100, "completion_tokens": None, "total_tokens": 120}, (100, 20)),
+        ({"completion_tokens": 20, "total_tokens": 120}, (100, 20)),
+        ({"prompt_tokens": "100", "completion_tokens": "20", "total_tokens": "120"}, (100, 20)),
+        ({"prompt_tokens": 100, "total_tokens": 100}, None),
+        ({"total_tokens": 120}, None),
+        ({"prompt_tokens": "many", "completion_tokens": 20}, None),
+    ],
+)
+def test_a_count_that_is_missing_is_the_rest_of_the_total(
+    given: dict[str, Any], expected: tuple[int, int] | None
+) -> None:
+    renamed = {"prompt_tokens": "input_tokens", "completion_tokens": "output_tokens"}
+    of_responses = {renamed.get(name, name): value for name, value in given.items()}
+    for found in (usage_of(given), usage_of_responses(of_responses)):
+        assert (found and (found.prompt_tokens, found.completion_tokens)) == expected
+        assert found is None or found.total_tokens == 120

@@ -54,6 +54,8 @@ STATED: dict[str, tuple[Any, ModelErrorCode, str]] = {
     "code and msg": ({"code": 1302, "msg": "rate limit exceeded"}, C.RATE_LIMIT, "rate limit"),
     "MiniMax's": ({"base_resp": {"status_code": 1008, "status_msg": "insufficient balance"}},
                   C.QUOTA_EXHAUSTED, "insufficient balance"),
+    "Cloudflare's": ({"success": False, "errors": [{"code": 5007, "message": "No such model"}],
+                      "result": None}, C.MODEL_NOT_FOUND, "No such model"),
     "within another": ({"error": {"error": {"message": "inner", "code": 503}}}, C.SERVER_ERROR,
                        "503: inner"),
     "a name and words": ({"error": "Internal Server Error", "message": "disk full"},
@@ -326,3 +328,43 @@ def test_an_answer_that_lacks_what_nobody_needs_is_read(case: str, desk: AnswerD
     answer = desk.ask(model, script, stream=True)
     assert isinstance(answer, LLMResponse)
     assert (answer.content, answer.finish_reason) == ("Hello", FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("invalid_prompt", C.INVALID_REQUEST),
+        ("invalid_image_format", C.INVALID_REQUEST),
+        ("invalid_base64_image", C.INVALID_REQUEST),
+        ("image_too_large", C.INVALID_REQUEST),
+        ("image_content_policy_violation", C.CONTENT_FILTER),
+    ],
+)
+def test_a_response_that_failed_for_its_input_is_not_asked_again(
+    code: str, expected: ModelErrorCode, desk: AnswerDesk
+) -> None:
+    stated = {"status": "failed", "output": [], "error": {"code": code, "message": "Words."}}
+    failure = desk.ask(RESPONSES, reply(200, stated), stream=False)
+    assert isinstance(failure, ModelError)
+    assert (failure.code, failure.retryable) == (expected, False)
+    assert "Words." in failure.message
+
+
+ALIVE = b": keepalive\n\n" * 1000
+
+
+@pytest.mark.parametrize(
+    ("script", "tokens"),
+    [
+        (lines(ALIVE), 0),
+        (lines(ALIVE + b'data: {"choices": [{"delta": {"content": "Hell"}}]}\n\n'), 1),
+        (raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n" + b"\n" * 4000), 0),
+    ],
+    ids=["comments", "comments and text", "blank lines"],
+)
+def test_signs_of_life_are_no_tokens_of_a_call_that_failed(
+    script: Script, tokens: int, desk: AnswerDesk
+) -> None:
+    failure = desk.ask(CHAT, script, stream=True)
+    assert isinstance(failure, ModelError)
+    assert failure.received == tokens

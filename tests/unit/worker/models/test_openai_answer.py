@@ -1,6 +1,7 @@
 import json
 from typing import Any
 
+import orjson
 import pytest
 from support.servers.raw_model_server import completion_body
 
@@ -13,6 +14,7 @@ from stepfleet.worker.models.openai.answer import (
     parse_completion,
     usage_of,
 )
+from stepfleet.worker.models.openai.stream import StreamedCompletion
 
 
 def parse(content: str | None = "hello", **message: Any) -> LLMResponse:
@@ -245,3 +247,52 @@ def test_thoughts_in_the_content_are_reasoning() -> None:
     body["choices"][0]["message"]["content"] = [thinking, {"type": "text", "text": "Yes."}]
     answer = parse_completion(body, "m")
     assert (answer.reasoning_text, answer.content) == ("Hm.", "Yes.")
+
+
+CHOICES: dict[str, dict[str, Any]] = {
+    "an object with text": {"message": {"content": {"text": "hello"}}},
+    "a part": {"message": {"content": {"type": "text", "text": "hello"}}},
+    "the text of a completion before chat": {"text": "hello"},
+    "a transcript": {"message": {"content": None, "audio": {"data": "A", "transcript": "hello"}}},
+}
+
+
+@pytest.mark.parametrize("form", ["whole", "streamed"])
+@pytest.mark.parametrize("case", CHOICES)
+def test_a_text_is_read_in_every_form(case: str, form: str) -> None:
+    choice = {"index": 0, "finish_reason": "stop", **CHOICES[case]}
+    assert read(choice, form).content == "hello"
+
+
+@pytest.mark.parametrize("form", ["whole", "streamed"])
+def test_an_object_in_the_place_of_a_text_is_its_json(form: str) -> None:
+    message = {"content": {"answer": "hello"}}
+    choice = {"index": 0, "finish_reason": "stop", "message": message}
+    assert read(choice, form).content == '{"answer":"hello"}'
+
+
+@pytest.mark.parametrize("form", ["whole", "streamed"])
+@pytest.mark.parametrize(
+    ("message", "unread"),
+    [
+        (
+            {"content": "", "images": [{"type": "image_url", "image_url": {"url": "data:"}}]},
+            "image",
+        ),
+        ({"content": [{"type": "image_url", "image_url": {"url": "data:"}}]}, "image"),
+        ({"content": "hello"}, ""),
+    ],
+)
+def test_content_that_is_not_read_is_named(message: dict[str, Any], unread: str, form: str) -> None:
+    answer = read({"index": 0, "finish_reason": "stop", "message": message}, form)
+    assert unread in answer.unread
+    assert bool(answer.unread) == bool(unread)
+
+
+def read(choice: dict[str, Any], form: str) -> LLMResponse:
+    payload = {"choices": [choice]}
+    if form == "streamed":
+        stream = StreamedCompletion()
+        stream.add(orjson.dumps(payload))
+        payload = stream.payload()
+    return parse_completion(payload, "m")

@@ -228,3 +228,38 @@ def test_every_line_end_ends_a_line_however_the_bytes_are_cut(data: st.DataObjec
 
 def test_an_event_without_data_is_none() -> None:
     assert EventLines().feed(b"data:\n\nevent: ping\ndata: \n\ndata: 1\n\n") == [b"1"]
+
+
+WORDS = delta("stop", content="a")
+ZEROS = dict.fromkeys(USAGE, 0)
+REPORTS: dict[str, list[dict[str, Any]]] = {
+    "zeros behind it": [{**WORDS, "usage": USAGE}, {"choices": [], "usage": ZEROS}],
+    "its parts apart": [
+        {**WORDS, "usage": {"prompt_tokens": 10, "completion_tokens": 0, "total_tokens": 10}},
+        {"choices": [], "usage": {"prompt_tokens": 0, "completion_tokens": 5, "total_tokens": 5}},
+    ],
+    "in a choice": [{"choices": [{**WORDS["choices"][0], "usage": USAGE}]}],
+    "Groq's": [{**WORDS, "x_groq": {"id": "r", "usage": USAGE}}],
+}
+
+
+@pytest.mark.parametrize("case", REPORTS)
+def test_a_stream_has_the_largest_counts_that_it_reports(case: str) -> None:
+    usage = parse_completion(assemble(*REPORTS[case]).payload(), "m").usage
+    assert usage is not None
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (10, 5, 15)
+
+
+def test_details_of_a_usage_are_merged_too() -> None:
+    details = {"prompt_tokens_details": {"cached_tokens": 4}}
+    zero = {"prompt_tokens_details": {"cached_tokens": 0}}
+    stream = assemble({**WORDS, "usage": {**USAGE, **details}}, {"usage": {**USAGE, **zero}})
+    usage = parse_completion(stream.payload(), "m").usage
+    assert usage is not None
+    assert usage.cached_tokens == 4
+
+
+def test_groqs_word_of_a_failure_is_the_failure() -> None:
+    stream = assemble({**delta(content="a"), "x_groq": {"id": "r", "error": "over_capacity"}})
+    assert stream.is_over
+    assert stream.error == {"error": "over_capacity"}

@@ -227,3 +227,121 @@ def test_reasoning_that_the_service_does_not_know_again_is_not_sent_back() -> No
     """Nothing is stored there: only encrypted reasoning is known from its item."""
     answer = answered([{"type": "reasoning", "id": "rs", "summary": []}, text("ok")])
     assert answer.reasoning == ()
+
+
+CALL = {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look"}
+EMPTY_END = {"type": "response.completed", "response": {"status": "completed", "output": []}}
+
+
+def delta(words: str, at: int = 0) -> dict[str, Any]:
+    told = {"item_id": f"msg_{at}", "output_index": at, "content_index": 0, "delta": words}
+    return {"type": "response.output_text.delta", **told}
+
+
+def item(kind: str, given: dict[str, Any], at: int = 0) -> dict[str, Any]:
+    return {"type": f"response.output_item.{kind}", "output_index": at, "item": given}
+
+
+def arguments(kind: str, **fields: Any) -> dict[str, Any]:
+    return {
+        "type": f"response.function_call_arguments.{kind}",
+        "item_id": "fc_1",
+        "output_index": 0,
+        **fields,
+    }
+
+
+def streamed(*events: dict[str, Any]) -> LLMResponse:
+    stream = StreamedResponse()
+    for event in events:
+        stream.add(orjson.dumps(event))
+    return parse_response(stream.payload(), "m")
+
+
+PART = {"item_id": "msg_0", "output_index": 0, "content_index": 0}
+TOLD_TEXTS: dict[str, tuple[list[dict[str, Any]], str]] = {
+    "one item ended": ([delta("a "), item("done", text("a ")), delta("b", 1)], "a b"),
+    "a text done": ([{"type": "response.output_text.done", **PART, "text": "a"}], "a"),
+    "all of a text once more": (
+        [delta("a"), {"type": "response.output_text.done", **PART, "text": "a"}], "a"),
+    "a part done": ([{"type": "response.content_part.done", **PART,
+                      "part": {"type": "output_text", "text": "a"}}], "a"),
+    "pieces without an index": (
+        [{"type": "response.output_text.delta", "delta": one} for one in "ab"], "ab"),
+    "ids without an index": (
+        [{"type": "response.output_text.delta", "item_id": one, "delta": one} for one in "aba"],
+        "aab"),
+    "an item ended without its text": (
+        [delta("a"), item("done", {**text(""), "content": []})], "a"),
+    "an item begun": ([item("added", {**text(""), "content": []}), delta("a")], "a"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", TOLD_TEXTS)
+def test_a_last_event_without_items_has_the_text_that_was_told(case: str) -> None:
+    events, expected = TOLD_TEXTS[case]
+    assert streamed(*events, EMPTY_END).content == expected
+
+
+def test_a_text_that_was_told_stands_beside_a_call() -> None:
+    call = {**CALL, "arguments": "{}"}
+    for at in (0, 1):  # some servers give both the same index
+        answer = streamed(delta("Let me look"), item("done", call, at), EMPTY_END)
+        assert answer.content == "Let me look"
+        assert answer.tool_calls == (ToolCall(id="c1", name="look"),)
+
+
+def test_a_text_that_was_told_is_not_lost_beside_reasoning_in_the_last_event() -> None:
+    end = {"status": "completed", "output": [{"type": "reasoning", "id": "rs", "summary": []}]}
+    answer = streamed(delta("a"), {"type": "response.completed", "response": end})
+    assert answer.content == "a"
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [arguments("delta", delta='{"a":'), arguments("delta", delta="1}")],
+        [arguments("done", arguments='{"a":1}')],
+        [arguments("delta", delta='{"a":1}'), arguments("done", arguments='{"a":1}')],
+    ],
+)
+def test_a_call_whose_item_does_not_end_is_a_call(events: list[dict[str, Any]]) -> None:
+    begun = item("added", {**CALL, "arguments": "", "status": "in_progress"})
+    answer = streamed(begun, *events, EMPTY_END)
+    assert answer.tool_calls == (ToolCall(id="c1", name="look", arguments={"a": 1}),)
+
+
+def test_a_call_that_the_model_did_not_finish_is_not_executed() -> None:
+    details = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    whole = {"output": [{**CALL, "arguments": "{}", "status": "incomplete"}], **details}
+    begun = item("added", {**CALL, "arguments": "", "status": "in_progress"})
+    end = {"type": "response.incomplete", "response": {"output": [], **details}}
+    for answer in (
+        parse_response(whole, "m"),
+        streamed(begun, arguments("delta", delta="{}"), end),
+    ):
+        (call,) = answer.tool_calls or ()
+        assert (call.id, call.name) == ("c1", "look")
+        assert "was cut" in (call.error or "")
+
+
+def test_a_stream_that_ends_with_chats_word_alone_broke_off() -> None:
+    stream = StreamedResponse()
+    stream.add(orjson.dumps(delta("a")))
+    stream.add(b"[DONE]")
+    assert stream.is_over
+    with pytest.raises(ModelError, match="broke off"):
+        stream.payload()
+
+
+def test_texts_in_the_form_of_a_request_are_read() -> None:
+    message = {"type": "message", "role": "assistant"}
+    for content in ("a", [{"type": "text", "text": "a"}]):
+        payload = {"status": "completed", "output": [{**message, "content": content}]}
+        assert parse_response(payload, "m").content == "a"
+
+
+def test_an_image_in_the_place_of_a_text_is_named() -> None:
+    image = {"type": "image_generation_call", "id": "ig", "status": "completed", "result": "AAAA"}
+    answer = parse_response({"status": "completed", "output": [image]}, "m")
+    assert (answer.content, answer.unread) == ("", "an image")
