@@ -233,15 +233,20 @@ class AsyncFleetHistory:
         await mark(client.store.connection, client.store.keys, run_id, COST_FROM, done)
 
 
-def checked_id(run_id: str | None) -> str:
+def checked_id(run_id: UUID | str | None, field: str = "run_id") -> str:
     """Return a run id, a new one for None. Raises `ConfigurationError` for what is no UUID."""
     if run_id is None:
         return str(uuid4())
+    if isinstance(run_id, UUID):
+        return str(run_id)
+    if not isinstance(run_id, str):
+        kind = type(run_id).__name__
+        raise ConfigurationError(f"{field} is of type {kind}; write a UUID, or its text")
     try:
         return str(UUID(run_id))
     except ValueError:
         raise ConfigurationError(
-            f"run_id {run_id!r:.100} is no UUID; pass idempotency_key=... to submit(), which makes"
+            f"{field} {run_id!r:.100} is no UUID; pass idempotency_key=... to submit(), which makes"
             " one of any text, or derive it: str(uuid.uuid5(uuid.NAMESPACE_URL, text))"
         ) from None
 

@@ -115,9 +115,13 @@ def _run_id(run_id: Any, key: Any) -> Any:
         return run_id
     if run_id is not None:
         raise ConfigurationError("run_id and idempotency_key both name the run; give one of them")
+    return run_id_for(_checked_key(key))
+
+
+def _checked_key(key: Any) -> str:
     if not isinstance(key, str) or not key.strip():
         raise ConfigurationError(f"idempotency_key is {key!r:.100}; write text, such as an order's")
-    return run_id_for(key)
+    return key
 
 
 def batch_order(
@@ -131,6 +135,8 @@ def batch_order(
 
     Raises `ConfigurationError` that names field and fix.
     """
+    if given.get("idempotency_key") is not None:
+        _checked_key(given["idempotency_key"])
     known = {key: one.config for key, one in (agents or {}).items()}
     if isinstance(agent, Agent):
         known[agent.name] = agent.config
