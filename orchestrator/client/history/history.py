@@ -33,7 +33,7 @@ _CLEARED = "traces_cleared"
 class RestoreOptions(RunOverrides, total=False):
     """What `restore` and `load_state` take beside a checkpoint and an agent."""
 
-    run_id: str | None
+    run_id: UUID | str | None
 
 
 class AsyncFleetHistory:
@@ -92,7 +92,7 @@ class AsyncFleetHistory:
         checkpoint: AgentCheckpoint,
         agent: Agent | str | None = None,
         *,
-        run_id: str | None = None,
+        run_id: UUID | str | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> str:
         """Create the run of a checkpoint and return its id; it goes on from there.
@@ -139,7 +139,7 @@ class AsyncFleetHistory:
         at: int | None = None,
         message: str | None = None,
         tools: Sequence[str] | None = None,
-        new_run_id: str | None = None,
+        new_run_id: UUID | str | None = None,
         metadata: Mapping[str, Any] | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> str:
@@ -160,7 +160,7 @@ class AsyncFleetHistory:
             config = with_tools(config, await _known(client, config), list(tools))
         own = stored_overrides(config, overrides)
         order = ForkOrder(
-            run_id=checked_id(new_run_id),
+            run_id=checked_id(new_run_id, "new_run_id"),
             config=config,
             overrides=merged_overrides(run.overrides, own),
             at=at,

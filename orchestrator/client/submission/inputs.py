@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from uuid import UUID
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
@@ -36,11 +37,11 @@ Input = str | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any] | AgentR
 class SubmitOptions(RunOverrides, total=False):
     """The options of `submit`."""
 
-    run_id: str | None
+    run_id: UUID | str | None
     idempotency_key: str | None
     metadata: Mapping[str, Any] | None
     delay: float
-    parent: str | None
+    parent: UUID | str | None
     tenant: str | None
     priority: Priority | None
     limit: Limit | Mapping[str, Any] | None
@@ -71,10 +72,10 @@ class RunOptions(SubmitOptions, total=False):
 class RunPlace:
     """What `submit` is given of a run beside its input and its agent, checked."""
 
-    run_id: str | None
+    run_id: UUID | str | None
     metadata: dict[str, Any]
     delay: float
-    parent: str | None
+    parent: UUID | str | None
     tenant: str | None
     priority: int
     limit: Limit | None = None
