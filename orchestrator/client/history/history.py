@@ -106,8 +106,8 @@ class AsyncFleetHistory:
         client = await self._session.open()
         config = await _config_for(client, checkpoint, agent)
         own = stored_overrides(config, overrides)
-        wanted = checkpoint.run_id if run_id is None else run_id
-        imported = restored(checkpoint, config, checked_id(wanted), own)
+        wanted = checked_id(checkpoint.run_id if run_id is None else run_id)
+        imported = restored(checkpoint, config, wanted, own)
         if (agent is not None or own) and not imported.state.status.is_terminal:
             criteria = criteria_without_code(config.with_overrides(own))
             ensure_resumable(wanted, criteria, imported.state, "restore")
@@ -233,7 +233,7 @@ class AsyncFleetHistory:
         await mark(client.store.connection, client.store.keys, run_id, COST_FROM, done)
 
 
-def checked_id(run_id: UUID | str | None, field: str = "run_id") -> str:
+def checked_id(run_id: object, field: str = "run_id") -> str:
     """Return a run id, a new one for None. Raises `ConfigurationError` for what is no UUID."""
     if run_id is None:
         return str(uuid4())

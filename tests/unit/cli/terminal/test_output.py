@@ -1,5 +1,6 @@
 """What is printed on a terminal, and what a file or a pipe gets."""
 
+import contextlib
 import io
 import json
 import os
@@ -26,10 +27,12 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, name: str, act: object) -> st
     with monkeypatch.context() as patched, os.fdopen(theirs, "w", encoding="utf-8") as stream:
         patched.setattr(sys, name, stream)
         act()  # type: ignore[operator]
-        stream.flush()
-        found = os.read(ours, 10_000).decode()
+    found = b""
+    with contextlib.suppress(OSError):  # Linux's end of a terminal
+        while part := os.read(ours, 10_000):
+            found += part
     os.close(ours)
-    return found.replace("\r\n", "\n")
+    return found.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("write", [print_json, print_json_line])
