@@ -198,9 +198,10 @@ class AsyncFleet:
         client = await self._session.open()
         config = await client.config_of(agent)
         own = stored_overrides(config, overrides)
-        tenant = place.tenant
+        tenant, parent = place.tenant, None
         if place.parent is not None:
-            tenant = tenant or await client.snapshots.tenant(checked_id(place.parent))
+            parent = checked_id(place.parent, "parent")
+            tenant = tenant or await client.snapshots.tenant(parent)
         changed, messages = config.with_overrides(own), messages_of(input, config.prompt)
         check_messages(changed.models, messages, "input")
         if place.after:
@@ -214,7 +215,7 @@ class AsyncFleet:
             max_steps=changed.max_steps,
             overrides=own,
             metadata=place.metadata,
-            parent=place.parent,
+            parent=parent,
             tenant=tenant,
             priority=place.priority,
             delay=place.delay,

@@ -68,7 +68,7 @@ def endpoint_of(
     base = (settings.base_url or own).rstrip("/")
     if not base and (problem := service.region_problem(environment)):
         raise ModelSetupError(problem)
-    host = _host_of(base, " or ".join(service.url_variables))
+    host = host_of(base, " or ".join(service.url_variables))
     local = is_loopback(host)
     if not local and environment.get(_SWITCH, "1").strip().lower() in _OFF:
         msg = f"a request to {host} is not allowed: {_SWITCH}=0 admits only loopback addresses"
@@ -115,7 +115,11 @@ def is_loopback(host: str) -> bool:
 
 
 @functools.lru_cache(maxsize=256)
-def _host_of(base: str, variable: str) -> str:
+def host_of(base: str, variable: str) -> str:
+    """Return the host of a model's address, which `settings.base_url` or `variable` names.
+
+    Raises `ModelSetupError` for one that is unusable or has a secret in it; shows none.
+    """
     where = f"settings.base_url (or {variable})" if variable else "settings.base_url"
     try:
         parts = urlsplit(base)

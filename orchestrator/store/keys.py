@@ -45,9 +45,12 @@ def _tag(prefix: str, shard: int) -> str:
 
 
 def _encoded(given: str) -> bytes:
-    """Return an id's bytes. Raises `ConfigurationError` for text that is not valid UTF-8."""
+    """Return an id's bytes. Raises `ConfigurationError` for what is no text of valid UTF-8."""
     try:
-        return given.encode()
+        return str.encode(given)
+    except TypeError:
+        kind = type(given).__name__
+        raise ConfigurationError(f"the id is of type {kind}; write text, as str(id)") from None
     except UnicodeEncodeError:
         shown = ascii(given[:50])
         raise ConfigurationError(f"the id {shown} is no valid text; copy it once more") from None

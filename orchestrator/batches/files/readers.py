@@ -33,6 +33,7 @@ _REFUSED = {
     b"\xff\xfe": "is in UTF-16; save it as UTF-8: iconv -f UTF-16 -t UTF-8",
     b"\xfe\xff": "is in UTF-16; save it as UTF-8: iconv -f UTF-16 -t UTF-8",
 }
+_ARRAY = "is a JSON array; name it .json, or say --input-format json"
 _PARQUET = b"PAR1\x15"
 _OPEN = (b"{", b"[", b",")
 """How the first line ends of JSON that is spread over several lines."""
@@ -62,6 +63,8 @@ def check_kind(file: BinaryIO, kind: str) -> None:
         msg = "ends its lines with CR alone; save it with LF or CRLF: tr '\\r' '\\n' < FILE"
         raise ConfigurationError(msg)
     lines = start.removeprefix(codecs.BOM_UTF8).lstrip().splitlines()
+    if kind == "jsonl" and len(lines) == 1 and lines[0].startswith(b"["):
+        raise ConfigurationError(_ARRAY)
     if kind in ("jsonl", "json") and len(lines) > 1:
         _check_lines(lines[0].strip(), lines[1].lstrip(), kind)
 
@@ -70,7 +73,7 @@ def _check_lines(first: bytes, second: bytes, kind: str) -> None:
     """Raise `ConfigurationError` where lines are parts of one JSON value."""
     if first.startswith(b"["):
         if kind == "jsonl" and first.endswith(_OPEN):
-            raise ConfigurationError("is a JSON array; name it .json, or say --input-format json")
+            raise ConfigurationError(_ARRAY)
     elif first == b"{" or (first.endswith(_OPEN) and not second.startswith(b"{")):
         raise ConfigurationError(
             "spreads a JSON object over several lines; write each object on one line "
@@ -90,6 +93,9 @@ def csv_rows(file: BinaryIO, delimiter: str | None = None) -> Iterator[RawLine]:
         delimiter = said.group(1)
         next(text)
     if delimiter is None:
+        if "\t" in first and "," not in first and ";" not in first:
+            msg = "has tabs in its header and no comma; name it .tsv, or say --input-format tsv"
+            raise ConfigurationError(msg)
         delimiter = ";" if ";" in first and "," not in first else ","
     reader = csv.reader(text, delimiter=delimiter, strict=True)
     header: list[str] | None = None

@@ -263,7 +263,8 @@ def costs(
         typer.Option("--status", metavar="STATUS", help="committed, lost, ambiguous or cached."),
     ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="The calls of this run, as lines.")
+        str | None,
+        typer.Option("--run", metavar="RUN", help="The calls of this run, or line, one by one."),
     ] = None,
     lines: Annotated[
         bool, typer.Option("--lines", help="Single calls, of runs that are kept (CSV, JSON).")

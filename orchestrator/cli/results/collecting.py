@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import sys
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -13,7 +12,7 @@ from stepfleet.orchestrator.cli.results.lines import to_line
 from stepfleet.orchestrator.cli.results.places import FullDiskError, replacing
 from stepfleet.orchestrator.cli.results.result_file import ResultFile
 from stepfleet.orchestrator.cli.terminal.format import count
-from stepfleet.orchestrator.cli.terminal.output import every_second
+from stepfleet.orchestrator.cli.terminal.output import bytes_out, every_second
 from stepfleet.orchestrator.client.batch import AsyncBatch
 from stepfleet.orchestrator.errors import ConfigurationError
 
@@ -115,5 +114,6 @@ def _sink(out: Path | None) -> Iterator[IO[bytes]]:
         with replacing(out) as file:
             yield file
         return
-    yield sys.stdout.buffer
-    sys.stdout.buffer.flush()
+    shown = bytes_out()
+    yield shown
+    shown.flush()

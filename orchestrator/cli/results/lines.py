@@ -14,6 +14,9 @@ from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 
 _selected = lru_cache(maxsize=1)(select)
+_ID = re.compile(rb'\{"id":"(?:[^"\\]|\\.)*\\?', re.DOTALL)
+_BEHIND_ID = b'","run_id":"'
+_OPENAI_BEGINNING = b'{"id":"batch_req_'
 _OPENAI_ID = re.compile(r"batch_req_([0-9a-f]{32})(?:_([0-9a-f]{1,16}))?")
 
 
@@ -43,6 +46,18 @@ def mark_of(line: bytes, layout: Layout) -> Mark | None:
     if not isinstance(data, dict):
         return None
     return _openai_mark(data) if layout.kind == "openai" else _own_mark(data, layout)
+
+
+def is_begun(cut: bytes, layout: Layout) -> bool:
+    """Return whether a line without its end is the beginning of one that `to_line` makes."""
+    if layout.kind == "openai":
+        return _agree(cut, _OPENAI_BEGINNING)
+    own = _ID.match(cut)
+    return _agree(cut[own.end() :], _BEHIND_ID) if own else _agree(cut, b'{"id":"')
+
+
+def _agree(one: bytes, other: bytes) -> bool:
+    return one.startswith(other) or other.startswith(one)
 
 
 def _own_mark(data: dict[str, Any], layout: Layout) -> Mark | None:

@@ -33,6 +33,12 @@ def check_writable(path: Path) -> None:
         path.unlink()
 
 
+def check_apart(out: Path, source: Path) -> None:
+    """Raise `ConfigurationError` where results would be written into their own input file."""
+    if out.exists() and source.exists() and out.samefile(source):
+        raise ConfigurationError(f"--out {out} is the input file; name another file for results")
+
+
 def is_empty(path: Path) -> bool:
     """Return whether the file is missing or empty; pipes and devices keep nothing."""
     return is_special(path) or not path.exists() or path.stat().st_size == 0

@@ -6,14 +6,14 @@ newest line counts: a crash loses nothing. `settle` then removes the older lines
 
 import os
 import stat
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Self
 
 from stepfleet.orchestrator.cli.results.layout import Layout
-from stepfleet.orchestrator.cli.results.lines import mark_of, to_line
-from stepfleet.orchestrator.cli.results.places import beside, not_writable, open_to_append
+from stepfleet.orchestrator.cli.results.lines import Mark, is_begun, mark_of, to_line
+from stepfleet.orchestrator.cli.results.places import beside, is_empty, not_writable, open_to_append
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 
@@ -127,17 +127,47 @@ class ResultFile:
 
     def _read(self) -> None:
         """Note the lines of the file; cut off a last line without its end."""
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if not line.endswith(b"\n"):
-                    break
-                mark = mark_of(line, self._layout)
-                if mark is None:
-                    form = "openai" if self._layout.kind == "openai" else "stepfleet"
-                    msg = (
-                        f"--out {self.path}: line {number} is no result of format {form}; "
-                        "name another file, so that the two are not mixed"
-                    )
-                    raise ConfigurationError(msg)
-                self._note(mark.run_id, mark.ended, len(line))
+        for mark, length in _marks(self.path, self._layout):
+            self._note(mark.run_id, mark.ended, length)
         os.ftruncate(self._descriptor, self._size)
+
+
+def check_results(path: Path, layouts: Iterable[Layout]) -> None:
+    """Raise `ConfigurationError` where `path` holds no results in any of `layouts`.
+
+    The file stays as it is. A pipe or a device holds nothing.
+    """
+    if is_empty(path):
+        return
+    refusals = [_refusal(path, layout) for layout in layouts]
+    if refusals and all(refusals):
+        raise ConfigurationError(refusals[0] or "")
+
+
+def _refusal(path: Path, layout: Layout) -> str | None:
+    try:
+        for _ in _marks(path, layout):
+            pass
+    except ConfigurationError as error:
+        return error.message
+    return None
+
+
+def _marks(path: Path, layout: Layout) -> Iterator[tuple[Mark, int]]:
+    """Yield mark and length of each whole line; one that a crash has cut is left out.
+
+    Raises `ConfigurationError` for a line, also one without its end, that is no result.
+    """
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            is_whole = line.endswith(b"\n")
+            mark = mark_of(line, layout) if is_whole else None
+            if mark is not None:
+                yield mark, len(line)
+            elif is_whole or not is_begun(line, layout):
+                form = "openai" if layout.kind == "openai" else "stepfleet"
+                msg = (
+                    f"--out {path}: line {number} is no result of format {form}; "
+                    "name another file, so that the two are not mixed"
+                )
+                raise ConfigurationError(msg)

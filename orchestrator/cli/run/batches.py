@@ -19,7 +19,8 @@ from stepfleet.orchestrator.cli.results.collecting import (
 )
 from stepfleet.orchestrator.cli.results.input_file import InputForm, default_agent
 from stepfleet.orchestrator.cli.results.layout import ResultOptions
-from stepfleet.orchestrator.cli.results.places import check_writable
+from stepfleet.orchestrator.cli.results.places import check_apart, check_writable
+from stepfleet.orchestrator.cli.results.result_file import check_results
 from stepfleet.orchestrator.cli.run.locks import only_writer
 from stepfleet.orchestrator.cli.run.notes import new_key
 from stepfleet.orchestrator.cli.setup.model_check import check_calls
@@ -80,8 +81,11 @@ def submit_file(
     if results.out is not None:
         if not wait:
             raise ConfigurationError("--out needs --wait; later: stepfleet results ID --out FILE")
+        check_apart(results.out, file)
         check_writable(results.out)
         results.check_new()
+        forms = (results.layout("stepfleet"), results.layout("openai"))
+        check_results(results.out, [one for one in forms if one.grows])
     known = load_agents(agents) if agents else {}
     default = default_agent(known, agent) if known else agent
     if check and default in known:

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.cli.results.input_file import (
     named_file,
 )
 from stepfleet.orchestrator.cli.results.layout import ResultOptions
-from stepfleet.orchestrator.cli.results.places import check_writable, is_empty
+from stepfleet.orchestrator.cli.results.places import check_apart, check_writable, is_empty
 from stepfleet.orchestrator.cli.run.ask import Question, ask_agent, print_answer, text_of
 from stepfleet.orchestrator.cli.run.batches import Ended, follow, print_ended, print_skipped
 from stepfleet.orchestrator.cli.run.crew import Crew
@@ -63,6 +63,8 @@ def run_file(plan: RunPlan) -> int:
         same, used = "", list[AgentConfig]()
         plan = replace(plan, agent=default_agent(agents, plan.agent))
         if plan.file is not None:
+            if plan.out is not None:
+                check_apart(plan.out, plan.file)
             file = holds.enter_context(named_file(plan.file))
             plan = replace(plan, file=file)
             if plan.from_stdin and (text := text_of(file)) is not None:

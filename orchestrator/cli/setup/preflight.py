@@ -11,12 +11,11 @@ from urllib.request import getproxies, proxy_bypass
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError, ModelError
-from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of
+from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of, host_of
 from stepfleet.orchestrator.models.services import SERVICES, Service
 from stepfleet.orchestrator.models.signing import Credentials
 from stepfleet.orchestrator.store.fleet.health import HealthFinding
 
-_FORM = "https://host/v1"
 _CONNECT_SECONDS = 5.0
 _PORTS = {"https": 443, "http": 80}
 
@@ -45,22 +44,18 @@ def target_of(config: AgentConfig, environment: Mapping[str, str]) -> Target | N
         return None
     settings = config.settings
     base = (settings.base_url or service.own_url(environment)).rstrip("/")
-    try:
-        parts = urlsplit(base)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host, port, parts = None, None, urlsplit("")
     signed = bool(service.region_variables) and _is_signed(config, service, environment)
-    if parts.scheme not in _PORTS or not host:
-        variable = " or ".join(service.url_variables)
-        msg = f"agent {config.name!r}: {variable} (or settings.base_url) must look like {_FORM}"
-        raise ConfigurationError(msg)
+    try:
+        host = host_of(base, " or ".join(service.url_variables))
+    except ModelSetupError as error:
+        raise ConfigurationError(f"agent {config.name!r}: {error.message}") from None
+    parts = urlsplit(base)
     required = service.needs_key and (base == service.url or not service.url)
     known = (*service.key_variables, *(service.token_variables or ()))
     named = (one for one in known if environment.get(one, "").strip())
     own = next(named, service.key_variables[0]) if required else None
     key = settings.api_key_env or own
-    return Target(base, host, port or _PORTS[parts.scheme], key, signed)
+    return Target(base, host, parts.port or _PORTS[parts.scheme], key, signed)
 
 
 def _is_signed(config: AgentConfig, service: Service, environment: Mapping[str, str]) -> bool:

@@ -1,13 +1,15 @@
 """Prints: tables or JSON on standard output, notices on standard error."""
 
+import codecs
 import contextlib
+import io
 import os
 import re
 import sys
 import time
 from collections.abc import Callable
 from operator import methodcaller
-from typing import Any, TextIO, TypeVar
+from typing import IO, Any, TextIO, TypeVar, cast
 
 import orjson
 from rich.console import Console, RenderableType
@@ -68,6 +70,32 @@ def print_outcome(data: dict[str, Any], text: str, *, json: bool) -> None:
 def print_text(text: str) -> None:
     """Print a text at once, without breaking its lines."""
     _write(text.encode(errors="replace"))
+
+
+def bytes_out() -> IO[bytes]:
+    """Return standard output for bytes of text: a terminal gets it as `print_text` prints it."""
+    if sys.stdout.isatty():
+        return cast("IO[bytes]", _Shown(sys.stdout))
+    return sys.stdout.buffer
+
+
+class _Shown(io.RawIOBase):
+    """Takes UTF-8, also in parts of characters, and writes what a terminal may get."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any, /) -> int:
+        given = bytes(data)
+        self._terminal.write(_for(self._terminal, self._decoder.decode(given)))
+        return len(given)
+
+    def flush(self) -> None:
+        self._terminal.flush()
 
 
 def notice(text: str) -> None:

@@ -58,9 +58,11 @@ def day_given(text: str | None, option: str, today: date) -> date | None:
 async def print_lines(fleet: AsyncFleet, run_id: str | None, which: Any, form: CostFormat) -> None:
     """Print single calls while they are read, run by run: CSV, or a line of JSON for each.
 
-    A table is for a terminal only: elsewhere it is CSV.
+    `run_id` may be the id of a line, as `show` takes it. A table is for a terminal only:
+    elsewhere it is CSV.
     """
     if run_id is not None:
+        run_id = await fleet.runs.find(run_id, which.get("batch"))
         tree = await fleet.runs.tree(run_id, limit=0)
         if tree.left_out:
             notice(

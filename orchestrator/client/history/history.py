@@ -33,7 +33,7 @@ _CLEARED = "traces_cleared"
 class RestoreOptions(RunOverrides, total=False):
     """What `restore` and `load_state` take beside a checkpoint and an agent."""
 
-    run_id: str | None
+    run_id: UUID | str | None
 
 
 class AsyncFleetHistory:
@@ -92,7 +92,7 @@ class AsyncFleetHistory:
         checkpoint: AgentCheckpoint,
         agent: Agent | str | None = None,
         *,
-        run_id: str | None = None,
+        run_id: UUID | str | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> str:
         """Create the run of a checkpoint and return its id; it goes on from there.
@@ -106,8 +106,8 @@ class AsyncFleetHistory:
         client = await self._session.open()
         config = await _config_for(client, checkpoint, agent)
         own = stored_overrides(config, overrides)
-        wanted = checkpoint.run_id if run_id is None else run_id
-        imported = restored(checkpoint, config, checked_id(wanted), own)
+        wanted = checked_id(checkpoint.run_id if run_id is None else run_id)
+        imported = restored(checkpoint, config, wanted, own)
         if (agent is not None or own) and not imported.state.status.is_terminal:
             criteria = criteria_without_code(config.with_overrides(own))
             ensure_resumable(wanted, criteria, imported.state, "restore")
@@ -139,7 +139,7 @@ class AsyncFleetHistory:
         at: int | None = None,
         message: str | None = None,
         tools: Sequence[str] | None = None,
-        new_run_id: str | None = None,
+        new_run_id: UUID | str | None = None,
         metadata: Mapping[str, Any] | None = None,
         **overrides: Unpack[RunOverrides],
     ) -> str:
@@ -160,7 +160,7 @@ class AsyncFleetHistory:
             config = with_tools(config, await _known(client, config), list(tools))
         own = stored_overrides(config, overrides)
         order = ForkOrder(
-            run_id=checked_id(new_run_id),
+            run_id=checked_id(new_run_id, "new_run_id"),
             config=config,
             overrides=merged_overrides(run.overrides, own),
             at=at,
@@ -233,15 +233,20 @@ class AsyncFleetHistory:
         await mark(client.store.connection, client.store.keys, run_id, COST_FROM, done)
 
 
-def checked_id(run_id: str | None) -> str:
+def checked_id(run_id: object, field: str = "run_id") -> str:
     """Return a run id, a new one for None. Raises `ConfigurationError` for what is no UUID."""
     if run_id is None:
         return str(uuid4())
+    if isinstance(run_id, UUID):
+        return str(run_id)
+    if not isinstance(run_id, str):
+        kind = type(run_id).__name__
+        raise ConfigurationError(f"{field} is of type {kind}; write a UUID, or its text")
     try:
         return str(UUID(run_id))
     except ValueError:
         raise ConfigurationError(
-            f"run_id {run_id!r:.100} is no UUID; pass idempotency_key=... to submit(), which makes"
+            f"{field} {run_id!r:.100} is no UUID; pass idempotency_key=... to submit(), which makes"
             " one of any text, or derive it: str(uuid.uuid5(uuid.NAMESPACE_URL, text))"
         ) from None
 

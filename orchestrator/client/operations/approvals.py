@@ -37,6 +37,10 @@ _DECISION: dict[str, tuple[type, ...]] = {
 }
 
 
+KINDS = ("approval", "question")
+"""What a call waits for."""
+
+
 class Which(TypedDict, total=False):
     """Which calls are meant; all conditions hold.
 
@@ -251,6 +255,8 @@ def _check(which: Any) -> None:
             close = "" if name in known else meant(name, known)
             fix = close or f"; write {', '.join(Which.__annotations__)}"
             raise ConfigurationError(f"{name!r} is no condition with text{fix}")
+        if name == "kind" and value not in KINDS:
+            raise ConfigurationError(f"kind is {value!r:.60}; write {' or '.join(KINDS)}")
 
 
 def _matches(ask: Ask, which: Which) -> bool:

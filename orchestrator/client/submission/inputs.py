@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+from uuid import UUID
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
@@ -36,11 +37,11 @@ Input = str | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any] | AgentR
 class SubmitOptions(RunOverrides, total=False):
     """The options of `submit`."""
 
-    run_id: str | None
+    run_id: UUID | str | None
     idempotency_key: str | None
     metadata: Mapping[str, Any] | None
     delay: float
-    parent: str | None
+    parent: UUID | str | None
     tenant: str | None
     priority: Priority | None
     limit: Limit | Mapping[str, Any] | None
@@ -71,10 +72,10 @@ class RunOptions(SubmitOptions, total=False):
 class RunPlace:
     """What `submit` is given of a run beside its input and its agent, checked."""
 
-    run_id: str | None
+    run_id: UUID | str | None
     metadata: dict[str, Any]
     delay: float
-    parent: str | None
+    parent: UUID | str | None
     tenant: str | None
     priority: int
     limit: Limit | None = None
@@ -115,9 +116,13 @@ def _run_id(run_id: Any, key: Any) -> Any:
         return run_id
     if run_id is not None:
         raise ConfigurationError("run_id and idempotency_key both name the run; give one of them")
+    return run_id_for(_checked_key(key))
+
+
+def _checked_key(key: Any) -> str:
     if not isinstance(key, str) or not key.strip():
         raise ConfigurationError(f"idempotency_key is {key!r:.100}; write text, such as an order's")
-    return run_id_for(key)
+    return key
 
 
 def batch_order(
@@ -131,6 +136,8 @@ def batch_order(
 
     Raises `ConfigurationError` that names field and fix.
     """
+    if given.get("idempotency_key") is not None:
+        _checked_key(given["idempotency_key"])
     known = {key: one.config for key, one in (agents or {}).items()}
     if isinstance(agent, Agent):
         known[agent.name] = agent.config

@@ -2,10 +2,10 @@
 
 from typing import Any, ClassVar
 
-from stepfleet.orchestrator.client.operations.approvals import Which
+from stepfleet.orchestrator.client.operations.approvals import KINDS, Which
 from stepfleet.orchestrator.client.operations.asks_below import asks_below
 from stepfleet.orchestrator.dashboard.api.actions import MOST_REFUSED, ActionHandler
-from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, text, whole
+from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, text, whole, words
 from stepfleet.orchestrator.dashboard.api.records import (
     Action,
     ActionResult,
@@ -30,7 +30,7 @@ _CONDITIONS: dict[str, Parameter] = {
     "tenant": Parameter("the whole name"),
     "group": Parameter("equal calls: same agent, tool and arguments"),
     "key": Parameter("exactly one call, as it was listed"),
-    "kind": Parameter("approval or question"),
+    "kind": words(KINDS),
 }
 
 

@@ -5,7 +5,7 @@ import logging
 import re
 from abc import ABC, abstractmethod
 from base64 import b64decode
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -109,6 +109,17 @@ def text(about: str, most: int) -> Parameter:
         return given
 
     return Parameter(f"{about}, up to {most} characters", read)
+
+
+def words(allowed: Sequence[str]) -> Parameter:
+    """Return a parameter that is one of these words."""
+
+    def read(given: str) -> str:
+        if given not in allowed:
+            raise ValueError
+        return given
+
+    return Parameter(" or ".join(allowed), read)
 
 
 def flag(about: str) -> Parameter:

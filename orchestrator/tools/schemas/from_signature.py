@@ -42,6 +42,19 @@ _REFUSED_KINDS: Mapping[inspect._ParameterKind, str] = {
 }
 
 
+class _Offered(Untitled):
+    """Offers a `Decimal` as text alone: a number loses the digits that a float cannot hold.
+
+    The check takes numbers all the same.
+    """
+
+    def decimal_schema(self, schema: Any) -> dict[str, Any]:
+        """Return the schema of the text."""
+        found = super().decimal_schema(schema)
+        texts = [one for one in found.get("anyOf", ()) if one.get("type") == "string"]
+        return texts[0] if texts else found
+
+
 @dataclass(frozen=True)
 class Parameters:
     """The parameters of one function: their JSON Schema, and the check against it."""
@@ -243,7 +256,7 @@ def _is_usable(field: Any, config: ConfigDict) -> bool:
 
 def _schema(model: type[BaseModel], tool: str) -> dict[str, Any]:
     try:
-        schema = model.model_json_schema(by_alias=True, schema_generator=Untitled)
+        schema = model.model_json_schema(by_alias=True, schema_generator=_Offered)
     except PydanticUserError as error:
         reason = str(error).splitlines()[0]
         raise ConfigurationError(

@@ -4,13 +4,14 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator import Agent, AgentException, Fleet, tool
+from stepfleet.orchestrator import Agent, AgentException, ConfigurationError, Fleet, tool
 from stepfleet.orchestrator.protocol.claim import Refusal, StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import load_settings
@@ -118,6 +119,40 @@ def test_an_id_that_is_nobody_s_is_said_to_be_so(
     with redis.Redis.from_url(redis_url) as client:
         names = {key.decode() for key in client.scan_iter() if b":run:" in key}
     assert names == set()
+
+
+def test_a_new_run_takes_a_uuid_as_its_text(fleet: Fleet) -> None:
+    first, second, third = uuid4(), uuid4(), uuid4()
+    assert fleet.submit(AGENT, "x", run_id=first) == str(first)
+    assert fleet.submit(AGENT, "x", run_id=second, parent=first) == str(second)
+    assert fleet.runs.show(str(second)).header["parent"] == str(first)
+    checkpoint = fleet.history.checkpoint(str(first))
+    assert fleet.history.restore(checkpoint, AGENT, run_id=third) == str(third)
+    assert fleet.runs.show(str(third)).run_id == str(third)
+
+
+@pytest.mark.parametrize("field", ["run_id", "parent"])
+def test_a_new_run_names_the_field_of_an_id_that_is_none(fleet: Fleet, field: str) -> None:
+    wrong: Any = {field: 5}
+    with pytest.raises(ConfigurationError, match=f"{field} is of type int; write a UUID, or its"):
+        fleet.submit(AGENT, "x", **wrong)
+
+
+@pytest.mark.parametrize("number", range(len(VERBS)))
+@pytest.mark.parametrize("wrong", [5, 1.5, b"x", ["x"], object()])
+def test_an_id_that_is_no_text_is_refused_by_its_type(
+    fleet: Fleet, number: int, wrong: Any
+) -> None:
+    with pytest.raises(ConfigurationError, match=f"is of type {type(wrong).__name__}; write"):
+        VERBS[number](fleet, wrong)
+
+
+@pytest.mark.parametrize("verb", VERBS[:-1])
+def test_a_uuid_of_what_is_there_is_refused_with_the_fix(
+    fleet: Fleet, verb: Callable[[Fleet, Any], Any]
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"is of type UUID; write text, as str\(id\)"):
+        verb(fleet, uuid4())
 
 
 async def test_a_claim_of_any_id_is_refused_and_writes_nothing(redis_url: str) -> None:

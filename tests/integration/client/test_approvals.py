@@ -189,6 +189,7 @@ async def test_events_of_requests_keep_arguments_to_themselves_by_default(
         ({"limit": 0}, "limit is 0; write a number"),
         ({"limit": "many"}, "limit is 'many'; write a number"),
         ({"tool": 5}, "'tool' is no condition with text; write"),
+        ({"kind": "Approvals"}, "kind is 'Approvals'; write approval or question"),
         ({"aprove": False}, "'aprove' is no condition with text; did you mean 'approve'?"),
     ],
 )

@@ -49,6 +49,8 @@ PRETTY = b'{\n  "input": "a"\n}\n{\n  "input": "b"\n}\n'
         ("a.jsonl", PRETTY, "spreads a JSON object over several lines; .*jq -c"),
         ("a.json", PRETTY, "spreads a JSON object over several lines"),
         ("a.jsonl", b'{"input": "a",\n "id": 1}\n', "spreads a JSON object over several lines"),
+        ("a.jsonl", b'[{"id":"a","input":"x"},{"id":"b","input":"y"}]\n', r"JSON array; name it"),
+        ("a.csv", b"id\tinput\n1\ta\n", r"tabs in its header and no comma; name it \.tsv, or say"),
         ("a.jsonl", b"\xef\xbb\xbf[\n" + LINE + b"]\n", r"JSON array; name it \.json, or say"),
     ],
 )

@@ -54,6 +54,25 @@ def test_models_of_other_providers_are_not_looked_at() -> None:
     assert target_of(AgentConfig(name="a", model="custom:Echo"), {}) is None
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["https://me:s3cret@host/v1", "https://host/v1?key=s3cret", "https://host/v1#s3cret"],
+)
+@pytest.mark.parametrize(
+    ("model", "variable"),
+    [("openai:m", "OPENAI_BASE_URL"), ("anthropic:m", "ANTHROPIC_BASE_URL")],
+)
+def test_an_address_with_a_secret_in_it_is_refused_and_not_shown(
+    url: str, model: str, variable: str
+) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        target_of(AgentConfig(name="solver", model=model), {variable: url})
+    text = str(refused.value)
+    assert f"agent 'solver': settings.base_url (or {variable}) for host must have no user" in text
+    assert "s3cret" not in text
+    assert "me:" not in text
+
+
 def test_a_base_url_that_is_none_is_refused_with_the_form_it_must_have() -> None:
     with pytest.raises(ConfigurationError, match="https://host/v1"):
         target_of(OPENAI, {"OPENAI_BASE_URL": "localhost:8000"})
@@ -96,7 +115,7 @@ def test_the_second_variable_of_a_key_will_do_and_a_local_server_needs_none() ->
 
 
 def test_a_provider_without_an_address_names_its_variable() -> None:
-    with pytest.raises(ConfigurationError, match=r"AZURE_OPENAI_ENDPOINT \(or settings.base_url"):
+    with pytest.raises(ConfigurationError, match=r"\(or AZURE_OPENAI_ENDPOINT\) must look"):
         target_of(AgentConfig(name="a", model="azure:gpt"), {})
 
 

@@ -24,8 +24,13 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.cli.results.collecting import when_there_is_space
 from stepfleet.orchestrator.cli.results.layout import Kind, Layout
 from stepfleet.orchestrator.cli.results.lines import to_line
-from stepfleet.orchestrator.cli.results.places import check_writable, is_empty, replacing
-from stepfleet.orchestrator.cli.results.result_file import ResultFile
+from stepfleet.orchestrator.cli.results.places import (
+    check_apart,
+    check_writable,
+    is_empty,
+    replacing,
+)
+from stepfleet.orchestrator.cli.results.result_file import ResultFile, check_results
 
 FULL, OPENAI = Layout("full"), Layout("openai")
 
@@ -136,6 +141,58 @@ def test_a_line_cut_off_by_a_crash_is_written_anew(tmp_path: Path) -> None:
         file.add(result("r2"))
 
     assert [line["run_id"] for line in lines(path)] == ["r1", "r2"]
+
+
+@pytest.mark.parametrize("kind", ["full", "slim", "openai"])
+def test_a_line_may_be_cut_off_anywhere(tmp_path: Path, kind: Kind) -> None:
+    """The line's own id has quotes and letters of several bytes."""
+    path, whole = tmp_path / "out.jsonl", to_line(result(R1, 'q"\\ü'), Layout(kind))
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with ResultFile(path, Layout(kind)) as file:
+            assert file.count == 0
+        assert path.read_bytes() == b""
+
+
+@pytest.mark.parametrize("kind", ["full", "slim", "openai"])
+@pytest.mark.parametrize(
+    "text",
+    ["dear diary", '{"input": "What is 6 times 7?"}', '{"id":"1","input":"a"}', "[1]", "x,y"],
+)
+@pytest.mark.parametrize("before", [False, True])
+def test_a_last_line_without_its_end_that_is_no_result_is_left_alone(
+    tmp_path: Path, kind: Kind, text: str, *, before: bool
+) -> None:
+    path, layout = tmp_path / "out.jsonl", Layout(kind)
+    held = (to_line(result(R1), layout) if before else b"") + text.encode()
+    path.write_bytes(held)
+
+    with pytest.raises(ConfigurationError, match=f"line {1 + before} is no result"):
+        ResultFile(path, layout)
+    with pytest.raises(ConfigurationError, match=f"line {1 + before} is no result"):
+        check_results(path, [layout])
+
+    assert path.read_bytes() == held
+
+
+def test_results_of_one_of_the_forms_pass_the_check_of_several(tmp_path: Path) -> None:
+    path = tmp_path / "out.jsonl"
+    check_results(path, [FULL, OPENAI])
+    path.write_bytes(to_line(result(R1), OPENAI))
+    check_results(path, [FULL, OPENAI])
+    with pytest.raises(ConfigurationError, match="no result of format stepfleet"):
+        check_results(path, [FULL])
+
+
+def test_a_results_file_is_never_the_input_file(tmp_path: Path) -> None:
+    source, link = tmp_path / "in.jsonl", tmp_path / "link.jsonl"
+    source.write_text('{"input": "a"}')
+    link.symlink_to(source)
+    check_apart(tmp_path / "out.jsonl", source)
+    check_apart(tmp_path / "out.jsonl", Path("-"))
+    for out in (source, link):
+        with pytest.raises(ConfigurationError, match="is the input file; name another"):
+            check_apart(out, source)
 
 
 def test_a_file_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:

@@ -1,5 +1,7 @@
 """What is printed on a terminal, and what a file or a pipe gets."""
 
+import contextlib
+import io
 import json
 import os
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepfleet.orchestrator.cli.terminal.output import (
+    bytes_out,
     notice,
     print_json,
     print_json_line,
@@ -24,10 +27,12 @@ def on_a_terminal(monkeypatch: pytest.MonkeyPatch, name: str, act: object) -> st
     with monkeypatch.context() as patched, os.fdopen(theirs, "w", encoding="utf-8") as stream:
         patched.setattr(sys, name, stream)
         act()  # type: ignore[operator]
-        stream.flush()
-        found = os.read(ours, 10_000).decode()
+    found = b""
+    with contextlib.suppress(OSError):  # Linux's end of a terminal
+        while part := os.read(ours, 10_000):
+            found += part
     os.close(ours)
-    return found.replace("\r\n", "\n")
+    return found.decode().replace("\r\n", "\n")
 
 
 @pytest.mark.parametrize("write", [print_json, print_json_line])
@@ -46,6 +51,33 @@ def test_so_do_texts_and_notices(monkeypatch: pytest.MonkeyPatch) -> None:
         shown = on_a_terminal(monkeypatch, name, lambda write=write: write(text))
         assert shown.startswith("one\n\ttwo \\u001b[2J\\u007f\\u0084\\u009b2J")
         assert "\u202e" not in shown
+
+
+def test_bytes_on_a_terminal_direct_nothing_wherever_they_are_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = f'id,"\x1b[2J{CONTROLS}"\n\tß 漢\n'.encode()
+
+    def write() -> None:
+        text = io.TextIOWrapper(bytes_out(), "utf-8", newline="", write_through=True)
+        text.write("head\n")
+        file = text.detach()
+        for one in data:
+            file.write(bytes([one]))
+        file.flush()
+
+    shown = on_a_terminal(monkeypatch, "stdout", write)
+    assert not set(shown) & set(f"\x1b{CONTROLS}") - set("2Jexe.txt")
+    assert shown.startswith('head\nid,"\\u001b[2J\\u007f\\u0084\\u009b2J')
+    assert shown.endswith("\n\tß 漢\n")
+
+
+def test_bytes_in_a_file_are_the_same(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = tmp_path / "out.csv"
+    with place.open("w", encoding="utf-8") as stream:
+        monkeypatch.setattr(sys, "stdout", stream)
+        bytes_out().write(CONTROLS.encode() + b"\xff")
+    assert place.read_bytes() == CONTROLS.encode() + b"\xff"
 
 
 def test_a_file_gets_the_characters_themselves(

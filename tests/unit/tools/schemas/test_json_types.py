@@ -5,6 +5,7 @@ import functools
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from decimal import Decimal
 from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
@@ -194,3 +195,24 @@ async def test_a_partial_function_offers_what_it_leaves_open() -> None:
 def test_hints_may_name_local_types() -> None:
     probe = tool_of_local_types()
     assert probe.check({"given": {"size": 1}, "way": "up"})["given"].size == 1
+
+
+def test_a_decimal_is_offered_as_text_and_taken_as_a_number_too() -> None:
+    """A number would lose digits before it comes here."""
+
+    @tool
+    def pay(usd: Decimal, parts: list[Decimal] | None = None) -> str:
+        return repr((usd, parts))
+
+    properties = pay.schema["properties"]
+    assert properties["usd"]["type"] == "string"
+    assert not {"anyOf", "number"} & properties["usd"].keys()
+    assert "number" not in str(properties["parts"])
+    exact = "12345678901234567890.123456789"
+    assert pay.check({"usd": exact, "parts": [exact]}) == {
+        "usd": Decimal(exact),
+        "parts": [Decimal(exact)],
+    }
+    assert pay.check({"usd": 1.5}) == {"usd": Decimal("1.5")}
+    with pytest.raises(ToolArgumentsError, match="usd"):
+        pay.check({"usd": "much"})
