@@ -298,7 +298,7 @@ def streamed(piece: bytes) -> Script:
 
 def inflating() -> Script:
     """Answer 100 MB that are packed into some 100 kB."""
-    packed = gzip.compress(b" " * 100 * MEGABYTE)
+    packed = gzip.compress(b'{"choices": "' + b" " * 100 * MEGABYTE)
     head = begun(b"application/json").removesuffix(b"\r\n") + b"Content-Encoding: gzip\r\n\r\n"
     return raw(head + packed)
 

@@ -45,7 +45,7 @@ from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.step import run_step
 
-FIRST, SECOND, TENANT = "a:m", "b:m", "tenant:acme"
+FIRST, SECOND, TENANT = "openai:m", "mistral:m", "tenant:acme"
 
 
 @tool
