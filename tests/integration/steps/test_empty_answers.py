@@ -87,3 +87,15 @@ async def test_an_agent_that_allows_empty_answers_completes_with_one(opened: Ope
         await finish_with_waits(hands, run_id)
         result = (await desk.stored(run_id)).result()
     assert (result.status, len(requests(hands))) == (RunStatus.COMPLETED, 1)
+
+
+async def test_an_image_in_the_place_of_a_text_is_bought_once_and_named(opened: Opened) -> None:
+    image = say("").model_copy(update={"unread": "an image"})
+    async with opened(image) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.last_error is not None
+    assert result.last_error.code == ModelErrorCode.INVALID_REQUEST
+    assert "an image" in (result.error or "")
+    assert len(requests(hands)) == len(result.lost_attempts) == 1
+    assert result.lost_attempts[0].tokens == 15
