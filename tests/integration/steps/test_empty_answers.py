@@ -137,3 +137,15 @@ async def test_an_answer_by_a_call_that_was_cut_is_not_taken(opened: Opened) -> 
         await finish_with_waits(hands, run_id)
         result = (await desk.stored(run_id)).result()
     assert result.output == "short"
+
+
+async def test_an_image_in_the_place_of_a_text_is_bought_once_and_named(opened: Opened) -> None:
+    image = say("").model_copy(update={"unread": "an image"})
+    async with opened(image) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert result.last_error is not None
+    assert result.last_error.code == ModelErrorCode.INVALID_REQUEST
+    assert "an image" in (result.error or "")
+    assert len(requests(hands)) == len(result.lost_attempts) == 1
+    assert result.lost_attempts[0].tokens == 15

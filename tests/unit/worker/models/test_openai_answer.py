@@ -183,7 +183,7 @@ def test_a_missing_total_is_the_sum() -> None:
 
 @pytest.mark.parametrize(
     "usage",
-    [None, [], {}, {"prompt_tokens": "3", "completion_tokens": 1}, {"prompt_tokens": -1}],
+    [None, [], {}, {"prompt_tokens": "three", "completion_tokens": 1}, {"prompt_tokens": -1}],
 )
 def test_absent_or_senseless_usage_is_none(usage: Any) -> None:
     """LLM-12: absence is tolerated and visible."""
