@@ -205,3 +205,13 @@ def _references(part: Any) -> set[str]:
         return set()
     own = {part["$ref"]} if "$ref" in part else set()
     return own.union(*(_references(item) for item in part.values()))
+
+
+def test_a_kind_of_calls_that_there_is_not_is_refused_with_the_words(stock: Site) -> None:
+    status, found = stock.api("/approvals?kind=Approvals")
+    assert (status, found["field"]) == (400, "kind")
+    assert "approval or question" in found["error"]
+    assert stock.api("/approvals?kind=question")[1]["waiting"] == []
+    status, found = stock.api("/approvals/deny", {"filter": {"kind": "Approvals"}})
+    assert status == 400
+    assert "kind is 'Approvals'; write approval or question" in found["error"]

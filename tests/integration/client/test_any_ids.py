@@ -82,9 +82,9 @@ def test_a_batch_s_ids_come_back_as_they_were_given_or_are_refused(
 
 
 def fits(line_id: str | int) -> bool:
-    """Whether a line may have this id: 1 to 512 characters of valid Unicode, or 64 bits."""
+    """Whether a line may have this id: 1 to 512 characters of valid Unicode, or digits."""
     if isinstance(line_id, int):
-        return -(2**63) <= line_id < 2**64
+        return len(str(line_id)) <= 512
     return 0 < len(line_id) <= 512 and is_unicode(line_id)
 
 

@@ -29,3 +29,23 @@ def test_a_wrong_address_of_one_agent_hides_no_problem_of_another(
     assert len(texts) == 2
     assert any("'wrong'" in text and "https://host/v1" in text for text in texts)
     assert any("'keyless'" in text and "KEY_OF_NOBODY" in text for text in texts)
+
+
+def test_an_address_with_a_secret_fails_and_the_secret_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("STEPFLEET_REDIS_URL", raising=False)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://me:s3cret@127.0.0.1:9/v1?key=s3cret")
+    module = tmp_path / "one_agent.py"
+    module.write_text(
+        'from stepfleet.orchestrator import Agent\n\nplain = Agent("plain", model="openai:m")\n'
+    )
+
+    assert diagnose(str(module), tmp_path / "data", json=True) == 2
+
+    printed = capsys.readouterr().out
+    (about,) = [one for one in json.loads(printed) if one["check"].startswith("model")]
+    assert about["state"] == "fail"
+    assert "must have no user, password, query" in about["found"]
+    assert "s3cret" not in printed
