@@ -45,7 +45,7 @@ from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.step import run_step
 
-FIRST, SECOND, TENANT = "openai:m", "mistral:m", "tenant:acme"
+FIRST, SECOND, TENANT = "groq:m", "vllm:m", "tenant:acme"
 
 
 @tool
@@ -379,6 +379,7 @@ IN_CODE: dict[str, tuple[Any, str, str, str]] = {
 EXAMPLES = 400
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", IN_SCRIPTS)
 def test_the_ledger_model_finds_bugs_of_scripts(
@@ -390,6 +391,7 @@ def test_the_ledger_model_finds_bugs_of_scripts(
         search(redis_server.url, EXAMPLES, [Phase.generate])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("name", IN_CODE)
 def test_the_ledger_model_finds_bugs_of_workers(

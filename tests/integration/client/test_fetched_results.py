@@ -61,14 +61,15 @@ async def test_the_steps_of_a_fetched_run_are_its_golden_list(redis_url: str) ->
         redis_url, Agent("traced", model=script, tools=[look], error_policy=policy)
     )
     told = [step.model_dump(mode="json") for step in result.agent_steps("hello")]
-    failed = told[4].pop("result")
+    failed, second = told[4].pop("result"), told[3]["tool_call_id"]
+    assert second != "c0", "the id of an earlier call is not used again"
     assert "VALIDATION_ERROR" in str(failed)
     assert [{key: one[key] for key in one if key in _SHOWN} for one in told] == [
         {"type": "task", "content": "hello"},
         {"type": "action", "tool_name": "look", "tool_call_id": "c0", "arguments": {"what": "a"}},
         {"type": "observation", "tool_call_id": "c0", "result": "seen a", "is_error": False},
-        {"type": "action", "tool_name": "look", "tool_call_id": "c0", "arguments": {}},
-        {"type": "observation", "tool_call_id": "c0", "is_error": True},
+        {"type": "action", "tool_name": "look", "tool_call_id": second, "arguments": {}},
+        {"type": "observation", "tool_call_id": second, "is_error": True},
         {"type": "final_answer", "answer": "done", "structured": None},
     ]
 
