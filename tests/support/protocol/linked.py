@@ -16,6 +16,7 @@ from support.protocol.linked_model import (
     APPROVAL,
     BY_PEOPLE,
     DECISIONS,
+    END,
     PERSON,
     RUN,
     LinkedModel,
@@ -299,7 +300,7 @@ class LinkedMachine(ProtocolMachine):
             result = self.rig.do(self.rig.bench.runs.get(key)).result()
             end = run_end(result)
             assert round(end.total_cost_usd * 4) == self.model.cost_of(child.run_id)
-            answer, text = Answer(run=end), key
+            answer, text = Answer(run=end), f'{END}{end.status}"'
         else:
             is_question = index in run.calls and run.calls[index].place == PERSON
             reply = f"answer of {word}" if is_question else None

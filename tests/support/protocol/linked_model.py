@@ -12,6 +12,8 @@ RUN, APPROVAL, PERSON = "@run", "@approval", "@person"
 BY_PEOPLE = frozenset({APPROVAL, PERSON})
 DECISIONS = frozenset({"yes", "no", "late"})
 """Those of people; others are made where a time limit is over."""
+END, COMPLETED = '"status":"', '"status":"completed"'
+"""Begins what stands in an answer that is a run's end; that of one which completed."""
 Address = tuple[int, int, str]
 
 
@@ -146,6 +148,9 @@ class LinkedModel(WaitingModel):
         answer = super().retry(run_id, seq_seen)
         if answer == "retried":
             run.reach, run.orphans = "", frozenset()
+            for name, text in list(run.journal.items()):  # such a run is retried with this one
+                if name[:2] == "a:" and text.startswith(END) and text != COMPLETED:
+                    del run.journal[name]
             for index in run.calls:
                 run.journal.pop(f"t:{index}", None)
         return answer

@@ -301,7 +301,8 @@ class ProtocolMachine(CallRules, ControlRules):
             word = "committed" if reply.applied else "wanted" if reply.wanted else "lost"
             told = (word, reply.wanted or reply.status)
             assert told == expected, f"commit of {claim.run_id}:{claim.step}: {told}, {expected}"
-            owes = word == "committed" and not repeated and run.ended and run.returns
+            owing = run.returns or bool(run.reach)
+            owes = word == "committed" and not repeated and run.ended and owing
             assert reply.owes == owes, f"commit of {claim.run_id}:{claim.step} tells {reply}"
         if reply.wanted:
             worker.sent = None
