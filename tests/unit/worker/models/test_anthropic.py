@@ -119,7 +119,7 @@ MARKED = {"type": "text", "text": "long", **HOUR}
     ("talk", "extra"),
     [
         ((Message.system("s"), Message.user([MARKED, {"text": "and"}])), {}),
-        ((Message.system([MARKED]), Message.user("a")), {}),
+        ((Message(role=Role.SYSTEM, content=[MARKED]), Message.user("a")), {}),
         (
             (
                 Message.user("a"),
@@ -265,7 +265,7 @@ def test_a_turn_among_the_services_own_tools_goes_back_whole(
 @pytest.mark.parametrize("reason", ["tool_use", "pause_turn"])
 def test_calls_beside_the_services_own_tools_go_back_once_at_their_place(reason: str) -> None:
     other = {**CALL, "id": "toolu_2"}
-    content = [SIGNED, SEARCH, FOUND, CALL, SAID, other, SEARCH]
+    content: list[dict[str, Any]] = [SIGNED, SEARCH, FOUND, CALL, SAID, other, SEARCH]
     assert sent_back(content, reason, "sent_1", "sent_2") == [
         *(SIGNED, SEARCH, FOUND, {**CALL, "id": "sent_1"}, SAID, {**CALL, "id": "sent_2"}, SEARCH),
     ]
