@@ -79,13 +79,7 @@ def submit_file(
         raise ConfigurationError("--again makes a key of its own; leave --idempotency-key out")
     results.check()
     if results.out is not None:
-        if not wait:
-            raise ConfigurationError("--out needs --wait; later: stepfleet results ID --out FILE")
-        check_apart(results.out, file)
-        check_writable(results.out)
-        results.check_new()
-        forms = (results.layout("stepfleet"), results.layout("openai"))
-        check_results(results.out, [one for one in forms if one.grows])
+        _check_out(results.out, file, results, wait=wait)
     known = load_agents(agents) if agents else {}
     default = default_agent(known, agent) if known else agent
     if check and default in known:
@@ -117,6 +111,17 @@ def submit_file(
 
     with only_writer(results.out):
         return with_fleet(data, submit, warn=True, waits=wait)
+
+
+def _check_out(out: Path, file: Path, results: ResultOptions, *, wait: bool) -> None:
+    """Raise `ConfigurationError` where `out` cannot take results, before anything is paid."""
+    if not wait:
+        raise ConfigurationError("--out needs --wait; later: stepfleet results ID --out FILE")
+    check_apart(out, file)
+    check_writable(out)
+    results.check_new()
+    forms = (results.layout("stepfleet"), results.layout("openai"))
+    check_results(out, [one for one in forms if one.grows])
 
 
 def already_there(progress: BatchProgress) -> str:
