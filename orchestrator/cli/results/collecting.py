@@ -2,19 +2,21 @@
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import IO, TypeVar
 
+from stepfleet.orchestrator.batches.check import BatchCheck
 from stepfleet.orchestrator.cli.results.layout import Layout, ResultOptions
 from stepfleet.orchestrator.cli.results.lines import to_line
-from stepfleet.orchestrator.cli.results.places import FullDiskError, replacing
-from stepfleet.orchestrator.cli.results.result_file import ResultFile
+from stepfleet.orchestrator.cli.results.places import FullDiskError, is_empty, replacing
+from stepfleet.orchestrator.cli.results.result_file import ResultFile, runs_in
 from stepfleet.orchestrator.cli.terminal.format import count
 from stepfleet.orchestrator.cli.terminal.output import bytes_out, every_second
 from stepfleet.orchestrator.client.batch import AsyncBatch
 from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.store.batches.batches import run_id_of
 
 _SPACE_SECONDS = 1.0
 T = TypeVar("T")
@@ -31,7 +33,7 @@ async def collect_as_they_end(
     """
     with ResultFile(out, layout) as file:
         if file.ends:
-            await to_its_end(partial(_check_same, batch, file))
+            await to_its_end(partial(_check_same, batch.id, batch.run_ids(), out, file.ends))
         async for result in batch.results(known=file.ends):
             try:
                 file.add(result)
@@ -41,15 +43,30 @@ async def collect_as_they_end(
         await when_there_is_space(partial(to_its_end, partial(file.settle, order)), report)
 
 
-def _check_same(batch: AsyncBatch, file: ResultFile) -> None:
-    """Raise `ConfigurationError` where a run of the file is none of the batch."""
-    own = set(batch.run_ids())
-    other = [run_id for run_id in file.ends if run_id not in own]
+async def check_before(results: ResultOptions, look: Callable[[], Awaitable[BatchCheck]]) -> None:
+    """Raise `ConfigurationError` where `--out` has results of another batch than this one.
+
+    `look` looks at a batch that is to be submitted. The file stays as it is.
+    """
+    out = results.out
+    if out is None or is_empty(out):
+        return
+    batch = await look()
+    layout = results.layout(batch.format)
+    if layout.grows:
+        own = (run_id_of(batch.batch_id, row) for row in range(batch.lines))
+        runs = await asyncio.to_thread(runs_in, out, layout)
+        await asyncio.to_thread(_check_same, batch.batch_id, own, out, runs)
+
+
+def _check_same(batch_id: str, own: Iterable[str], out: Path, runs: Collection[str]) -> None:
+    """Raise `ConfigurationError` where one of the file's `runs` is none of the batch's `own`."""
+    known = set(own)
+    other = [run_id for run_id in runs if run_id not in known]
     if other:
         msg = (
-            f"--out {file.path}: {count(len(other))} of its {count(file.count)} lines are of "
-            f"another batch than {batch.id} (run {other[0]}); nothing was written. Name another "
-            f"file: stepfleet results {batch.id} --wait --out FILE"
+            f"--out {out}: {count(len(other))} of its {count(len(runs))} lines are of another "
+            f"batch than {batch_id} (run {other[0]}); nothing was written. Name another file"
         )
         raise ConfigurationError(msg)
 

@@ -43,11 +43,6 @@ class ResultFile:
             raise
 
     @property
-    def count(self) -> int:
-        """How many runs have a line in the file."""
-        return len(self._ends)
-
-    @property
     def ends(self) -> Mapping[str, datetime | None]:
         """The runs in the file, with the ends that their lines are of."""
         return self._ends
@@ -142,6 +137,14 @@ def check_results(path: Path, layouts: Iterable[Layout]) -> None:
     refusals = [_refusal(path, layout) for layout in layouts]
     if refusals and all(refusals):
         raise ConfigurationError(refusals[0] or "")
+
+
+def runs_in(path: Path, layout: Layout) -> set[str]:
+    """Return the runs of which a results file has whole lines; the file stays as it is.
+
+    Raises `ConfigurationError` for a line that is no result.
+    """
+    return {mark.run_id for mark, _ in _marks(path, layout)}
 
 
 def _refusal(path: Path, layout: Layout) -> str | None:

@@ -9,10 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.cli.results.collecting import (
+    check_before,
     collect,
     collect_as_they_end,
     when_there_is_space,
@@ -87,15 +89,20 @@ def submit_file(
         asyncio.run(check_calls([known[default].config], os.environ, notice, own_keys=True))
 
     async def submit(fleet: AsyncFleet) -> int:
+        lines: dict[str, Any] = {
+            "agents": known or None,
+            "idempotency_key": new_key("submit") if again else idempotency_key,
+            **form.for_batch(),
+        }
+        if not form.only_new:  # that batch is found by its file
+            await check_before(results, partial(fleet.batches.check, file, default, **lines))
         batch = await fleet.submit_batch(
             file,
             default,
-            agents=known or None,
-            idempotency_key=new_key("submit") if again else idempotency_key,
             skip_invalid=skip_invalid,
             name=file.name,
             on_progress=every_second(lambda runs: f"{count(runs)} runs submitted so far"),
-            **form.for_batch(),
+            **lines,
         )
         print_skipped(batch)
         if not batch.is_new:

@@ -33,6 +33,14 @@ def test_a_file_that_is_no_results_file_is_refused_before_a_batch_is_made(
         refused = stepfleet("submit", str(source), *SUBMIT, "--wait", "--out", str(out))
         assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr
         assert out.read_bytes() == before
+    other = stepfleet.folder / "other.jsonl"
+    other.write_text('{"run_id": "of-another-batch", "end_time": "2026-11-27T10:00:00Z"}\n')
+    before = other.read_bytes()
+    for again in ((), ("--again",)):
+        refused = stepfleet("submit", str(source), *SUBMIT, "--wait", "--out", str(other), *again)
+        assert refused.returncode == 2
+        assert "1 of its 1 lines are of another batch than" in refused.stderr
+    assert other.read_bytes() == before
     refused = stepfleet("run", str(source), "--agents", str(AGENTS), "--out", str(source))
     assert refused.returncode == 2
     assert "is the input file; name another" in refused.stderr

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from pydantic import BaseModel
 
 from stepfleet.orchestrator import (
@@ -23,6 +24,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN
 from stepfleet.orchestrator.agents.layers import CODE, POLICIES
 from stepfleet.orchestrator.cli.doctor.checks import OTHER_VARIABLES
+from stepfleet.orchestrator.cli.main import build
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
 
@@ -54,6 +56,14 @@ def rows(record: type[BaseModel]) -> Iterator[tuple[str, str]]:
     for name, field in record.model_fields.items():
         default = field.get_default(call_default_factory=True)
         yield name, "required" if field.is_required() else shown(default)
+
+
+def variables_of(command: Any) -> Iterator[str]:
+    """Yield the variables of a command's options, and of those below it."""
+    for option in command.params:
+        yield from [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
+    for below in getattr(command, "commands", {}).values():
+        yield from variables_of(below)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +100,7 @@ def test_the_page_has_every_variable_that_is_no_setting() -> None:
     """CONF-05, CONF-10"""
     told = re.findall(r"`(STEPFLEET_\w+)`", section("Other variables"))
     assert set(told) == set(OTHER_VARIABLES)
+    assert {*variables_of(typer.main.get_command(build()))} <= {*told}
 
 
 def test_the_pages_samples_run(
