@@ -129,10 +129,12 @@ def host_of(base: str, variable: str) -> str:
     if parts.scheme not in {"http", "https"} or not host:
         msg = f"{where} must look like https://host/v1"
         raise ModelSetupError(msg)
-    if parts.username or parts.password or parts.query or parts.fragment:
+    if parts.username or parts.password or parts.query or parts.fragment or "@" in parts.path:
+        # A password with a slash in it reads as a path, and what is before it as the host.
+        whose = "" if "@" in parts.path else f" for {host}"
         msg = (
-            f"{where} for {host} must have no user, password, query "
-            "or fragment; put the key into a variable and name it in settings.api_key_env"
+            f"{where}{whose} must have no user, password, query or fragment, and %40 for an @ in "
+            "its path; put the key into a variable and name it in settings.api_key_env"
         )
         raise ModelSetupError(msg)
     return host

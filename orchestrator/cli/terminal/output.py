@@ -79,6 +79,11 @@ def bytes_out() -> IO[bytes]:
     return sys.stdout.buffer
 
 
+def text_out() -> codecs.StreamWriter:
+    """Return standard output for text: a terminal gets it as `print_text` prints it."""
+    return codecs.getwriter("utf-8")(bytes_out(), "replace")
+
+
 class _Shown(io.RawIOBase):
     """Takes UTF-8, also in parts of characters, and writes what a terminal may get."""
 

@@ -15,6 +15,7 @@ from stepfleet.orchestrator.cli.terminal.output import (
     print_json,
     print_json_line,
     screen,
+    text_out,
 )
 from stepfleet.orchestrator.cli.terminal.rows import Column, Rows
 from stepfleet.orchestrator.client.fleet import AsyncFleet
@@ -73,7 +74,7 @@ async def print_lines(fleet: AsyncFleet, run_id: str | None, which: Any, form: C
     if form == "table" and sys.stdout.isatty():
         await _print_tables(lines, with_run=run_id is None)
     elif form in ("table", "csv"):
-        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer = csv.writer(text_out(), lineterminator="\n")
         names = list(CostLine.model_fields)
         writer.writerow(names)
         async for line in lines:
@@ -131,7 +132,7 @@ def print_costs(costs: Costs, form: CostFormat) -> None:
             print_json_line({**data.pop("group"), **data})
     elif form == "csv":
         names = [name for name in CostRow.model_fields if name != "group"]
-        writer = csv.writer(sys.stdout, lineterminator="\n")
+        writer = csv.writer(text_out(), lineterminator="\n")
         writer.writerow([*costs.by, *names])
         for row in costs.rows or (costs.total,):
             data = row.to_dict()

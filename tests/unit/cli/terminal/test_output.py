@@ -16,6 +16,8 @@ from stepfleet.orchestrator.cli.terminal.output import (
     print_json_line,
     print_text,
 )
+from stepfleet.orchestrator.cli.views.costs import print_costs
+from stepfleet.orchestrator.records.ledger import CostRow, Costs
 
 CONTROLS = "\x7f\x84\x9b2J\u061c\u200e\u202eexe.txt\u2066\ufeff"
 DATA = {"said": f"fine{CONTROLS}", "ünïcode": "ß 漢"}
@@ -51,6 +53,19 @@ def test_so_do_texts_and_notices(monkeypatch: pytest.MonkeyPatch) -> None:
         shown = on_a_terminal(monkeypatch, name, lambda write=write: write(text))
         assert shown.startswith("one\n\ttwo \\u001b[2J\\u007f\\u0084\\u009b2J")
         assert "\u202e" not in shown
+
+
+def test_costs_as_csv_direct_nothing_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    costs = Costs(
+        since="2026-11-01",
+        until="2026-11-02",
+        by=("agent",),
+        rows=(CostRow(group={"agent": f"ß\x1b[2J{CONTROLS}"}),),
+        total=CostRow(),
+    )
+    shown = on_a_terminal(monkeypatch, "stdout", lambda: print_costs(costs, "csv"))
+    assert shown.startswith("agent,calls")
+    assert "ß\\u001b[2J\\u007f" in shown
 
 
 def test_bytes_on_a_terminal_direct_nothing_wherever_they_are_cut(
