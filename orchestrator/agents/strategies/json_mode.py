@@ -55,8 +55,8 @@ def calls_of(parsed: Mapping[str, Any], step: int) -> tuple[ToolCall, ...]:
 
 
 def with_calls(response: LLMResponse, step: int) -> LLMResponse:
-    """Return the answer with the calls of its text; an unreadable one as it is."""
-    if response.tool_calls:
+    """Return the answer with the calls of its text; an unreadable or refused one as it is."""
+    if response.tool_calls or response.finish_reason is FinishReason.CONTENT_FILTER:
         return response
     try:
         calls = calls_of(parsed_object(response.content), step)

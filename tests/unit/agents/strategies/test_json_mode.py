@@ -104,6 +104,11 @@ def test_an_answer_gets_its_calls_once() -> None:
     assert with_calls(read, 2) == read
 
 
+def test_calls_in_the_text_of_a_refused_answer_are_not_made() -> None:
+    said = LLMResponse(content='{"action": "look"}', finish_reason=FinishReason.CONTENT_FILTER)
+    assert with_calls(said, 2) is said
+
+
 @pytest.mark.parametrize("content", ["prose", '{"done": true}'])
 def test_an_answer_without_an_action_stays_as_it_is(content: str) -> None:
     said = LLMResponse(content=content)
