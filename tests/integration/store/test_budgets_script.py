@@ -1,6 +1,7 @@
 """Budgets in the admission script on a real Redis: spent + reserved never exceeds them."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -59,10 +60,17 @@ def test_the_first_calls_of_an_agent_do_not_overdraw_a_budget_together(
     """A hundred at once, of which nothing is known but what each may take at most."""
     gate.limit(ACME, usd=budget / USD, on_budget="hold")
     based(gate)
-    wave = {"agent": "new", "u": USD // 100, "k": 300, "n": 1, "m": {"u": USD // 10, "k": 5000}}
+    wave: dict[str, Any] = {
+        "agent": "new",
+        "u": USD // 100,
+        "k": 300,
+        "n": 1,
+        "m": {"u": USD // 10, "k": 5000},
+    }
     words = [gate.ask(f"r{at}", ACME, **wave) for at in range(100)]
     assert words.count("granted") == len(gate.granted) == at_once
-    under_way, overdraft = [], costs if at_once == 1 else 0
+    under_way, spent = [0], 0
+    overdraft = costs if at_once == 1 else 0
     while gate.granted:
         gate.spend(next(iter(gate.granted)), u=costs, n=1)
         under_way.append(len(gate.granted))
