@@ -4,7 +4,6 @@ Knows neither Celery nor Redis: everything outside comes through `ports`.
 """
 
 import asyncio
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -23,7 +22,9 @@ from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.holding import held, holding_error
+from stepfleet.orchestrator.protocol.lost_attempts import lost_use
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
+from stepfleet.orchestrator.records.usage import LostUse, Spent
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed
 from stepfleet.worker.attempt.made_calls import in_vain
 from stepfleet.worker.attempt.model_call import (
@@ -152,7 +153,7 @@ async def _executed(
                 turn = ToolTurn(claim, response, agent, lease, ports, reasoner)
         return criteria, await turn.run()
     except asyncio.CancelledError as cancelled:
-        return criteria, await _interrupted(lease.interrupted_by(cancelled), turn, lease)
+        return criteria, await _interrupted(lease.interrupted_by(cancelled), turn, lease, ports)
     except StoreError:
         raise  # the store is away: nothing of this attempt can be written, and the lease runs out
     except Exception as error:  # noqa: BLE001 - no failure may lose a run
@@ -161,10 +162,12 @@ async def _executed(
         return criteria, failure_of(error, lease.span, lease.remembered)
 
 
-async def _interrupted(by: Interruption, turn: ToolTurn | None, lease: Lease) -> Attempt:
+async def _interrupted(
+    by: Interruption, turn: ToolTurn | None, lease: Lease, ports: Ports
+) -> Attempt:
     """Return what there is; what was paid for goes with a step that is handed back."""
     if turn is None:
-        return broken_off(by, lease)
+        return broken_off(by, lease, ports)
     if by is Interruption.HANDED_BACK:
         lease.settle()
         await turn.keep()
@@ -216,15 +219,40 @@ async def _judged(
     facts: Facts,
 ) -> tuple[Verdict, Events]:
     """Decide, with what the ledger gets; a run whose batch is held waits instead."""
-    verdict, events = conclude(claim, attempt, criteria, facts)
+    guess = _guessed(claim, attempt, ports) if claim.unpriced else ()
+    verdict, events = conclude(
+        _with_losses(claim, attempt, guess, lease, ports), attempt, criteria, facts
+    )
     error = holding_error(claim, attempt, verdict)
     if error and ports.hold and (number := await ports.hold(claim, error)):
         verdict, events = held(claim, number), Events([])
-    if failed := in_vain(attempt, verdict, lease, ports):
+    is_logged = verdict.logged is not None
+    if failed := in_vain(attempt, lease, ports, is_logged=is_logged):
         verdict = replace(verdict, failed=failed, entered=lease.entered)
-    with suppress(Exception):  # then its calls stay without a price
-        verdict = replace(verdict, guess=guessed(claim, attempt, verdict, ports))
+    if is_logged or verdict.move is Move.FINISH:
+        verdict = replace(verdict, guess=guess)
     return verdict, events
+
+
+def _with_losses(
+    claim: Claim, attempt: Attempt, guess: tuple[Spent, ...], lease: Lease, ports: Ports
+) -> Claim:
+    """Return the claim with what calls of this step may have cost that no step will have.
+
+    The run's limits count them: those of lost workers by `guess`, and those of this attempt.
+    """
+    lost = lease.lost + lost_use(in_vain(attempt, lease, ports, is_logged=True))
+    for one in guess[:1]:
+        n = claim.unpriced
+        lost += LostUse(calls=0, tokens=n * one.tokens, cost_usd=n * one.cost_usd)
+    return replace(claim, state=claim.state.with_lost(lost))
+
+
+def _guessed(claim: Claim, attempt: Attempt, ports: Ports) -> tuple[Spent, ...]:
+    try:
+        return guessed(claim, attempt, ports)
+    except Exception:  # noqa: BLE001 - the code of prices fails: its calls stay without one
+        return ()
 
 
 def conclude(

@@ -16,6 +16,7 @@ from stepfleet.orchestrator.records.outcome import (
 )
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason
+from stepfleet.orchestrator.records.usage import sum_usd
 
 FORBID = ContinuationDecision.FORBID_CONTINUATION
 ALLOW = ContinuationDecision.ALLOW_CONTINUATION
@@ -91,6 +92,10 @@ class Limit(ABC):
         """Return how much of the measure is that of runs that this one has started."""
         return 0
 
+    def lost(self, state: AgentState) -> Number:  # noqa: ARG002 - most measures have no such part
+        """Return how much of the measure is that of attempts that were not committed."""
+        return 0
+
     def decide(self, state: AgentState) -> ContinuationDecision:
         """Forbid at the limit and above, allow below."""
         return FORBID if self.measure(state) >= self.maximum else ALLOW
@@ -101,14 +106,16 @@ class Limit(ABC):
         decision = self.decide(state)
         reached = decision is FORBID
         relation = "has reached" if reached else "is below"
-        part = self.below(state)
-        below = f" ({_shown(part)}{self.unit} of them of runs below it)" if part else ""
+        parts = {"below": self.below(state), "lost": self.lost(state)}
+        parts = {name: part for name, part in parts.items() if part}
+        told = [f"{_shown(part)}{self.unit} of them {_PARTS[name]}" for name, part in parts.items()]
+        of_them = f" ({', '.join(told)})" if told else ""
         return evaluation(
             self,
             decision,
-            f"{self.what}: {_shown(value)}{self.unit}{below} {relation} the limit of "
+            f"{self.what}: {_shown(value)}{self.unit}{of_them} {relation} the limit of "
             f"{_shown(self.maximum)}{self.unit}",
-            {"value": value, "limit": self.maximum, **({"below": part} if part else {})},
+            {"value": value, "limit": self.maximum, **parts},
             self.stop_reason if reached else None,
         )
 
@@ -118,6 +125,9 @@ class Limit(ABC):
         numbers = f"{_shown(value)}{unit} of {_shown(self.maximum)}{unit}"
         reason = f"{self.what}: {numbers}, nothing was left to do"
         return reached.model_copy(update={"reason": reason})
+
+
+_PARTS = {"below": "of runs below it", "lost": "of attempts that were not committed"}
 
 
 def _shown(number: Number) -> str:
@@ -136,18 +146,25 @@ class StepsLimit(Limit):
 
 
 class TokenUsageLimit(Limit):
-    """Forbids when the execution, and all runs below it, have used `maximum` tokens."""
+    """Forbids when the execution, and all runs below it, have used `maximum` tokens.
+
+    With those of its attempts that were not committed, as far as they were or may have been paid.
+    """
 
     what = "tokens"
     stop_reason = StopReason.TOKEN_LIMIT
 
     def measure(self, state: AgentState) -> Number:
         """Return the tokens of this execution."""
-        return state.usage.total_tokens + self.below(state)
+        return state.usage.total_tokens + self.below(state) + self.lost(state)
 
     def below(self, state: AgentState) -> Number:
         """Return the tokens of the runs below."""
         return state.below_usage.total_tokens
+
+    def lost(self, state: AgentState) -> Number:
+        """Return the tokens of attempts that were not committed."""
+        return state.lost.tokens
 
 
 class CumulativeExecutionTimeLimit(Limit):
@@ -184,18 +201,25 @@ class ExecutionTimeLimit(Limit):
 
 
 class BudgetLimit(Limit):
-    """Forbids when the execution, and all runs below it, have cost `maximum` US dollars."""
+    """Forbids when the execution, and all runs below it, have cost `maximum` US dollars.
+
+    With its attempts that were not committed, as far as they were or may have been paid.
+    """
 
     what = "cost"
     unit = " USD"
 
     def measure(self, state: AgentState) -> Number:
         """Return the cost of this execution in USD."""
-        return state.cost_usd + self.below(state)
+        return sum_usd(state.cost_usd, self.below(state), self.lost(state))
 
     def below(self, state: AgentState) -> Number:
         """Return the cost of the runs below in USD."""
         return state.below_cost_usd
+
+    def lost(self, state: AgentState) -> Number:
+        """Return the cost of attempts that were not committed in USD."""
+        return state.lost.cost_usd
 
 
 class FinishReasonCheck:

@@ -70,7 +70,9 @@ def spent_by(state: AgentState) -> Spending:
     """Return what a run and those below it have spent; its time is that of its own execution."""
     seconds = state.info.cumulative_execution_seconds
     usage = state.session_usage + state.session_below_usage
-    return spending_of(usage, state.session_cost_usd + state.session_below_cost_usd, seconds)
+    spent = spending_of(usage, state.session_cost_usd + state.session_below_cost_usd, seconds)
+    lost = state.session_lost
+    return spent + Spending(nano_usd(lost.cost_usd), lost.tokens, lost.calls)
 
 
 @dataclass(frozen=True, slots=True)

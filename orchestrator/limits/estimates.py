@@ -10,6 +10,9 @@ from stepfleet.orchestrator.records.usage import UsageStats
 
 FIRST_OUTPUT = 256
 """Output tokens of the first call of an agent of which nothing is known."""
+MOST_FIRST_OUTPUT = 4096
+"""So many a call may have, as far as budgets know, until enough of its agent's calls have ended."""
+ENOUGH = 8
 QUANTILE, PACE = 0.75, 0.1
 MOST_AGENTS = 10_000
 _COUNTS_MAX_TOKENS = frozenset({"openai", "openai-responses", "azure"})
@@ -22,7 +25,8 @@ _CACHED_IS_FREE = frozenset({"anthropic"})
 class Amounts:
     """What a call takes of its limits: requests, tokens, and first steps of runs.
 
-    `spending` is for budgets, `before` what a run that has its own has spent before the call.
+    `spending` is for budgets, `most` what the call may spend where its agent is little known, and
+    `before` what a run that has its own has spent before the call.
     """
 
     requests: int = 1
@@ -30,6 +34,7 @@ class Amounts:
     output_tokens: int = 0
     starts: int = 0
     spending: Spending | None = None
+    most: Spending | None = None
     before: Spending | None = None
 
     def stored(self) -> dict[str, Any]:
@@ -38,6 +43,8 @@ class Amounts:
         stored: dict[str, Any] = dict(zip("rios", given, strict=True))
         if self.spending is not None:
             stored |= self.spending.stored()
+        if self.most is not None:
+            stored["m"] = {"u": self.most.nano, "k": self.most.tokens}
         return stored if self.before is None else stored | {"own": self.before.stored()}
 
 
@@ -50,19 +57,26 @@ class AgentEstimates:
     def __init__(self, first: int) -> None:
         self._first = first
         self._known: dict[str, float] = {}
+        self._calls: dict[str, int] = {}
 
     def learn(self, agent: str, number: int) -> None:
         """Note the number of a call."""
         known = self._known.get(agent)
+        self._calls[agent] = self._calls.get(agent, 0) + 1
         if known is None:
             if len(self._known) >= MOST_AGENTS:
                 self._known.clear()
+                self._calls = {agent: 1}
             self._known[agent] = float(number)
             return
         step = PACE * max(known, number, 1.0)
         self._known[agent] = max(
             0.0, known + (step * QUANTILE if number > known else -step * (1 - QUANTILE))
         )
+
+    def knows(self, agent: str) -> bool:
+        """Return whether enough of the agent's calls are known."""
+        return self._calls.get(agent, 0) >= ENOUGH
 
     def of(self, agent: str) -> int:
         """Return the number that is expected of the agent's next call."""

@@ -102,7 +102,8 @@ class Interrupted:
     """The attempt was broken off.
 
     `response` is set when the model had answered; then `records` and `texts` hold one entry
-    per call: its result, or that it was not run. `unsent` is set where no model was called.
+    per call: its result, or that it was not run. `unsent` is set where no model was called,
+    `spent` where one was: what that may have cost, or its model alone.
     """
 
     span: Span
@@ -116,6 +117,7 @@ class Interrupted:
     noted: bool = False
     handoff: HandedOver | None = None
     unsent: bool = False
+    spent: Spent | None = None
 
 
 @dataclass(frozen=True, slots=True)

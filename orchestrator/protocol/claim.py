@@ -91,8 +91,8 @@ class Claim:
     `token` fences every write. `now` is Redis's time of the claim. `attempts` counts the
     model attempts of this step that failed, `limited` those that were refused for now (429);
     `losses` are the workers that vanished with this step. `decided` is true when the commit
-    before has evaluated the criteria. `unpriced` is true while calls of this step, whose workers
-    were lost, have no price. `history` is the conversation as a memory policy sees it,
+    before has evaluated the criteria. `unpriced` counts the calls of this step, whose workers
+    were lost, that have no price. `history` is the conversation as a memory policy sees it,
     and None for a run without one.
     """
 
@@ -111,7 +111,7 @@ class Claim:
     line_id: str | None = None
     tenant: str | None = None
     history: History | None = None
-    unpriced: bool = False
+    unpriced: int = 0
     outage: Outage | None = None
     priority: int = NORMAL
     """0 goes first where runs wait for limits of the fleet."""

@@ -10,7 +10,7 @@ from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.records.usage import FailedCall, UsageStats, sum_usd
+from stepfleet.orchestrator.records.usage import FailedCall, LostUse, UsageStats, sum_usd
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ def lost_attempt(
         and attempt.error.type is ErrorType.TIMEOUT
         and not attempt.entered
     )
-    spent = attempt.spent if isinstance(attempt, Failed) else None
+    spent = attempt.spent
     return LostAttempt(
         kind=kind,
         step=claim.number,
@@ -108,6 +108,16 @@ def of_failed_calls(step: int, calls: Iterable[FailedCall]) -> tuple[LostAttempt
         )
         for one in calls
         if one.ambiguous or one.tokens
+    )
+
+
+def lost_use(attempts: Iterable[LostAttempt | None]) -> LostUse:
+    """Return what calls of attempts that are not committed have cost, or may have."""
+    paid = [one for one in attempts if one and one.may_be_paid]
+    return LostUse(
+        calls=sum(max(one.usage.llm_calls, 1) if one.usage else 1 for one in paid),
+        tokens=sum(one.tokens for one in paid),
+        cost_usd=sum_usd(*(one.cost_usd or 0.0 for one in paid)),
     )
 
 

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from stepfleet.orchestrator.protocol.fold import rebuild
+from stepfleet.orchestrator.protocol.lost_attempts import lost_use
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
@@ -60,22 +61,24 @@ def revise(
     failed = last if last and last.result.type is StepType.ERROR else None
     step = len(log) - 1 if failed else len(log)
     before = _resumed(state_before(state, log, step), now)
+    before = before.model_copy(update={"lost": state.lost, "session_lost": state.session_lost})
     if failed is None:
         return Revision(step, before, dict(overrides))
+    lost = LostAttempt(
+        kind=LostKind.RETRIED,
+        step=failed.result.step,
+        seconds=failed.result.duration_ms / 1000,
+        reason=failed.result.errors[0].message if failed.result.errors else None,
+        **_paid_in_vain(failed),
+    )
     return Revision(
         step,
-        before,
+        before.with_lost(lost_use((lost,))),
         dict(overrides),
         journal=_journal(failed),
         removed=failed.result.usage or UsageStats(),
         removed_cost_usd=failed.result.cost_usd,
-        lost=LostAttempt(
-            kind=LostKind.RETRIED,
-            step=failed.result.step,
-            seconds=failed.result.duration_ms / 1000,
-            reason=failed.result.errors[0].message if failed.result.errors else None,
-            **_paid_in_vain(failed),
-        ),
+        lost=lost,
         taken_back=failed,
     )
 

@@ -26,6 +26,7 @@ from stepfleet.orchestrator.protocol.lost_attempts import (
     in_vain,
     late,
     lost_attempt,
+    lost_use,
     remembered_of,
 )
 from stepfleet.orchestrator.protocol.outage import gave_up, parked
@@ -193,7 +194,8 @@ def _logged(
         # The step's result has the refusal.
         progress = progress.model_copy(update={"messages": (), "error": failed, "refused": ""})
     handoff = None if isinstance(attempt, Failed) else attempt.handoff
-    state = after_step(claim.state, result, messages, facts.now, progress, remembered, handoff)
+    before = claim.state.with_lost(lost_use((in_vain(claim, attempt),)))
+    state = after_step(before, result, messages, facts.now, progress, remembered, handoff)
     outcome = criteria.evaluate(state)
     logged = LoggedStep.model_construct(
         result=result,

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.memory_window import Window
 from stepfleet.orchestrator.records.outcome import Answer, ContinuationOutcome
 from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.usage import LostUse, UsageStats, sum_usd
 
 ToolResults = tuple[ToolCallRecord, ...] | LoggedCalls
 
@@ -102,6 +102,7 @@ class Used(Record):
     below_usage: UsageStats = UsageStats()
     cost_usd: float = 0.0
     below_cost_usd: float = 0.0
+    lost: LostUse = LostUse()
 
     def of(self, limit: str) -> int | float:
         """Return what counts against the limit of that name; the wall clock begins anew."""
@@ -109,11 +110,11 @@ class Used(Record):
             case "max_steps":
                 return self.step_count
             case "token_limit":
-                return self.usage.total_tokens + self.below_usage.total_tokens
+                return self.usage.total_tokens + self.below_usage.total_tokens + self.lost.tokens
             case "cumulative_timeout":
                 return self.info.cumulative_execution_seconds
             case "budget_usd":
-                return self.cost_usd + self.below_cost_usd
+                return sum_usd(self.cost_usd, self.below_cost_usd, self.lost.cost_usd)
         return 0
 
 
@@ -166,6 +167,9 @@ class AgentState(Record):
     session_below_usage: UsageStats = UsageStats()
     below_cost_usd: float = 0.0
     session_below_cost_usd: float = 0.0
+    lost: LostUse = Field(default=LostUse(), exclude=True)
+    """What calls of attempts that were not committed have cost, or may have: the header has it."""
+    session_lost: LostUse = Field(default=LostUse(), exclude=True)
     current_step: LastStep | None = None
     failures: ErrorContext = Field(default_factory=ErrorContext.none)
     stop_requested: str | None = None
@@ -185,6 +189,11 @@ class AgentState(Record):
     def with_tool_result(self, record: ToolCallRecord) -> "AgentState":
         """Return a copy with `record` after the other tool results."""
         return self._changed(tool_results=(*self.tool_results, record))
+
+    def with_lost(self, lost: LostUse) -> "AgentState":
+        """Return a copy with the cost of calls that no step will have."""
+        more = {"lost": self.lost + lost, "session_lost": self.session_lost + lost}
+        return self._changed(**more) if lost != LostUse() else self
 
     def with_continuation_outcome(self, outcome: ContinuationOutcome) -> "AgentState":
         """Return a copy that remembers `outcome` as the newest one."""
@@ -212,6 +221,7 @@ class AgentState(Record):
             cost_usd=0.0,
             below_usage=UsageStats(),
             below_cost_usd=0.0,
+            lost=LostUse(),
             current_step=None,
             failures=ErrorContext(),
             stop_requested=None,

@@ -97,6 +97,30 @@ class UsageStats(Record):
         return UsageStats.model_construct(**counts)
 
 
+class LostUse(Record):
+    """What calls of attempts that were not committed have cost, or may have, in sums."""
+
+    calls: int = 0
+    tokens: int = 0
+    cost_usd: float = 0.0
+
+    def __add__(self, other: "LostUse") -> "LostUse":
+        """Return the sum, field by field."""
+        return LostUse.model_construct(
+            calls=self.calls + other.calls,
+            tokens=self.tokens + other.tokens,
+            cost_usd=sum_usd(self.cost_usd, other.cost_usd),
+        )
+
+    def __sub__(self, other: "LostUse") -> "LostUse":
+        """Return the difference, field by field."""
+        return LostUse.model_construct(
+            calls=self.calls - other.calls,
+            tokens=self.tokens - other.tokens,
+            cost_usd=sum_usd(self.cost_usd, -other.cost_usd),
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Spent:
     """The possible charge for a failed call: tokens and USD; without tokens it is not known.

@@ -17,7 +17,6 @@ from stepfleet.orchestrator.protocol.attempt import (
 )
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.lost_attempts import CallEntries, of_failed_calls
-from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.usage import FailedCall, UsageStats
@@ -45,16 +44,16 @@ def made_by(lease: Lease, ports: Ports) -> Around:
                 await enter_failed(lease, ports)
             if ports.admit is not None:
                 await ports.admit(lease, request.model)
-            lease.called = True
+            lease.called = request
             try:
                 response = await ask(request)
             except ModelError as error:
-                lease.called = False
+                lease.called = None
                 if not error.unsent:
-                    error.spent = spent_in_vain(error, request, lease.claim.config, ports)
+                    error.spent = spent_in_vain(error, request, lease.claim, ports)
                     lease.failed.append((error, failed_call(request, error)))
                 raise
-            lease.called = False
+            lease.called = None
             response = counted(response, request, ports.tokens(request.model))
             config = lease.claim.config
             allowed, demanded = config.allow_empty_answer, config.demands_answer
@@ -83,7 +82,7 @@ async def enter_failed(lease: Lease, ports: Ports) -> None:
         lease.apply(held)
         if not held.ours:
             return
-        lease.entered += len(losses)
+        lease.have_entered(losses)
     for error, _ in lease.failed:
         if isinstance(error, ModelError):
             error.entered = True
@@ -108,21 +107,24 @@ def entries_with(
 def is_journaled(lease: Lease, response: LLMResponse, entries: CallEntries) -> None:
     """Note that an answer is journaled, with its entries."""
     lease.failed.clear()
-    lease.entered += len(entries.failed)
+    lease.have_entered(entries.failed)
     is_paid = response.cache is None or not response.cache.hit
     lease.answers = [(_model_of(response, lease.claim), response)] if is_paid else []
     lease.journaled = True
 
 
 def in_vain(
-    attempt: Attempt, verdict: Verdict, lease: Lease, ports: Ports
+    attempt: Attempt, lease: Lease, ports: Ports, *, is_logged: bool
 ) -> tuple[LostAttempt, ...]:
-    """Return the entries of calls that may have been paid for, and that no record has."""
+    """Return the entries of calls that may have been paid for, and that no record has.
+
+    `is_logged` tells whether the attempt is to be a committed step.
+    """
     calls = [call for _, call in lease.failed]
     if (response := _answer_in(attempt)) is not None:
         if len(lease.answers) > 1:
             calls += _others(lease, response, ports)
-    elif not lease.journaled or verdict.logged is not None:  # a step's record ends its journal
+    elif not lease.journaled or is_logged:  # a step's record ends its journal
         calls += [_in_vain(*one, lease.claim, ports) for one in _unused(attempt, lease)]
     return of_failed_calls(lease.claim.number, calls) if calls else ()
 

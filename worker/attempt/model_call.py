@@ -22,7 +22,6 @@ from stepfleet.orchestrator.protocol.attempt import (
     Span,
 )
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, ModelErrorCode
@@ -40,7 +39,7 @@ from stepfleet.worker.attempt.fallback import first_answer, pruned
 from stepfleet.worker.attempt.made_calls import made_by
 from stepfleet.worker.attempt.memory import assemble_memory
 from stepfleet.worker.attempt.sanitize import storable, with_own_ids
-from stepfleet.worker.attempt.usage import call_cost, counted, usage_of
+from stepfleet.worker.attempt.usage import call_cost, counted, spent_without_answer, usage_of
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.ports import AgentCode, Ports
 from stepfleet.worker.toolbox.failure_log import log_failure
@@ -176,35 +175,39 @@ def info_of(error: Exception) -> ErrorInfo:
     )
 
 
-def broken_off(by: Interruption, lease: Lease) -> Failed | Interrupted:
+def broken_off(by: Interruption, lease: Lease, ports: Ports) -> Failed | Interrupted:
     """Return an attempt that was interrupted before the model had answered.
 
     What an operator ended counts as a timeout of the model: as one of its attempts, and as a call
-    that was perhaps paid for.
+    that was perhaps paid for. Whoever takes a step over prices the call that was handed back.
     """
+    claim, called, spent = lease.claim, lease.called, None
+    if called is not None and (by.from_outside or by is Interruption.CANCELLED):
+        spent = spent_without_answer(called, claim, ports)
+    elif called is not None:
+        spent = Spent(0, 0.0, model=bare_name(called.model))
     if not by.from_outside:
-        return Interrupted(lease.span, by, unsent=not lease.called)
+        return Interrupted(lease.span, by, unsent=called is None, spent=spent)
     message = _FROM_OUTSIDE[by]
-    claim = lease.claim
     log.warning("step %d of run %s was broken off: %s", claim.number, claim.run_id, message)
     error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message, retryable=True)
-    is_over = not lease.called
-    return Failed(lease.span, error, transient=True, remembered=lease.remembered, entered=is_over)
+    return Failed(
+        lease.span,
+        error,
+        transient=True,
+        remembered=lease.remembered,
+        spent=spent,
+        entered=called is None,
+    )
 
 
-def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> tuple[Spent, ...]:
-    """Return the prices of a step's calls whose answers were lost, where none is known so far.
+def guessed(claim: Claim, attempt: Attempt, ports: Ports) -> tuple[Spent, ...]:
+    """Return the prices of a step's calls whose answers were lost with their workers.
 
     They have sent what the call in their place did, at its full price; of their output it is not
     known how much was written: `max_tokens`, without that as much as the answer in their place, or
-    as the run's calls on average. One for each model of the agent, that of the answer first. None
-    while the step is not over, and where all have a price.
+    as the run's calls on average. One for each model of the agent, that of the answer first.
     """
-    lost = (verdict.lost, *verdict.failed)
-    is_open = any(one and one.ambiguous and not one.tokens for one in lost)
-    is_over = verdict.logged is not None or verdict.move is Move.FINISH
-    if not (claim.unpriced or is_open) or not is_over:
-        return ()
     config, before = claim.config, claim.state.session_usage
     response = getattr(attempt, "response", None) or LLMResponse()
     if response.usage is not None and response.usage.total_tokens:
@@ -219,8 +222,10 @@ def guessed(claim: Claim, attempt: Attempt, verdict: Verdict, ports: Ports) -> t
     cost = call_cost(called, config.model, config, ports)
     first = Spent(usage.total_tokens, cost, usage=usage, model=response.model or None)
     unnamed = called.model_copy(update={"model": ""})
-    others = (call_cost(unnamed, one, config, ports) for one in config.models)
-    names = map(bare_name, config.models)
+    summary_model = config.memory.summary_model
+    models = (*config.models, *([summary_model] if summary_model else ()))
+    others = (call_cost(unnamed, one, config, ports) for one in models)
+    names = map(bare_name, models)
     return (
         replace(first, model=first.model or bare_name(config.model)),
         *(

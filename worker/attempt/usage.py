@@ -6,10 +6,12 @@ working is listed with its estimated cost.
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
+from stepfleet.orchestrator.limits.estimates import FIRST_OUTPUT
 from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import text_tokens
 from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
 from stepfleet.orchestrator.models.pricing.tiers import address_of, tier_of
+from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
@@ -36,7 +38,7 @@ def counted(response: LLMResponse, request: ModelRequest, count: Count) -> LLMRe
 
 
 def spent_in_vain(
-    error: ModelError, request: ModelRequest, config: AgentConfig, ports: Ports
+    error: ModelError, request: ModelRequest, claim: Claim, ports: Ports
 ) -> Spent | None:
     """Return what a failed call may have cost; None where its provider had no part in it.
 
@@ -45,7 +47,7 @@ def spent_in_vain(
     """
     if error.received is None:
         is_open = isinstance(error, ModelTimeoutError)
-        return Spent(0, 0.0, model=bare_name(request.model)) if is_open else None
+        return spent_without_answer(request, claim, ports) if is_open else None
     most, reported = request.settings.max_tokens, error.usage
     came = error.received if most is None else min(error.received, most)
     if reported is None or not reported.prompt_tokens:  # proxies begin with zeros
@@ -56,12 +58,36 @@ def spent_in_vain(
         usage = reported.model_copy(update={"completion_tokens": came, "total_tokens": total})
     else:
         usage = reported
+    return _spent(request, usage, claim.config, ports, estimated=usage is not reported)
+
+
+def spent_without_answer(request: ModelRequest, claim: Claim, ports: Ports) -> Spent:
+    """Return what a call may have cost of whose answer nothing came.
+
+    Its own request; output as far as `max_tokens` allows, without that as much as the run's calls
+    have had on average.
+    """
+    before = claim.state.session_usage
+    usual = before.completion_tokens // max(before.llm_calls, 1) or FIRST_OUTPUT
+    try:
+        usage = _usage(request, request.settings.max_tokens or usual, ports.tokens(request.model))
+        return _spent(request, usage, claim.config, ports, estimated=True)
+    except Exception:  # noqa: BLE001 - code of prices or of a provider: the call failed all the same
+        return Spent(0, 0.0, model=bare_name(request.model))
+
+
+def _spent(
+    request: ModelRequest,
+    usage: UsageStats,
+    config: AgentConfig,
+    ports: Ports,
+    *,
+    estimated: bool,
+) -> Spent:
     tier = tier_of(request.settings.service_tier)
     response = LLMResponse.model_construct(usage=usage, model=request.model, service_tier=tier)
     cost = call_cost(response, request.model, config, ports)
-    return Spent(
-        usage.total_tokens, cost, usage is not reported, usage, bare_name(request.model), tier
-    )
+    return Spent(usage.total_tokens, cost, estimated, usage, bare_name(request.model), tier)
 
 
 def spent_on(

@@ -5,16 +5,18 @@ Knows nothing of Redis or Celery: renewal is a callable.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from stepfleet.orchestrator.protocol.attempt import Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Claim, Held, StepHint, Want
+from stepfleet.orchestrator.protocol.lost_attempts import lost_use
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.responses import LLMResponse
-from stepfleet.orchestrator.records.usage import FailedCall
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
+from stepfleet.orchestrator.records.run.results import LostAttempt
+from stepfleet.orchestrator.records.usage import FailedCall, LostUse
 from stepfleet.worker.engine.bridge import TERMINATED, TIME_IS_UP
 
 log = logging.getLogger(__name__)
@@ -112,23 +114,30 @@ class BaseLease:
 class Lease(BaseLease):
     """The lease of one step.
 
-    `remembered` is memory work that is journaled; `called` is set while a model is called. `failed`
-    has the calls that failed and are not in the ledger yet, with their errors, `entered` is how
-    many it has; `answers` are paid ones that no record has yet, by the models that were called.
-    `journaled` is set once the newest of them is in the journal. `admitted` is the model that may
-    be called under the limits of the fleet, where it is not the agent's first.
+    `remembered` is memory work that is journaled; `called` is the request while a model is called.
+    `failed` has the calls that failed and are not in the ledger yet, with their errors, `entered`
+    is how many it has, `lost` what these cost; `answers` are paid ones that no record has yet, by
+    the models that were called. `journaled` is set once the newest of them is in the journal.
+    `admitted` is the model that may be called under the limits of the fleet, where it is not the
+    agent's first.
     """
 
     def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
         super().__init__(claim, elapsed)
         self.claim = claim
         self.remembered = claim.journal.remembered
-        self.called = False
+        self.called: ModelRequest | None = None
         self.failed: list[tuple[Exception | None, FailedCall]] = []
         self.entered = 0
+        self.lost = LostUse()
         self.answers: list[tuple[str, LLMResponse]] = []
         self.journaled = False
         self.admitted = ""
+
+    def have_entered(self, losses: Sequence[LostAttempt]) -> None:
+        """Note that the ledger has these calls of the attempt."""
+        self.entered += len(losses)
+        self.lost += lost_use(losses)
 
     @property
     def span(self) -> Span:

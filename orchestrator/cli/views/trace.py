@@ -89,6 +89,8 @@ def _head(result: AgentRunResult) -> RenderableType:
     if result.below_usage.total_tokens or result.below_cost_usd:
         below = f"{count(result.below_usage.total_tokens)} tokens, {usd(result.below_cost_usd)}"
         used += f"; runs below: {below}; together {usd(result.total_cost_usd)}"
+    if result.lost_cost_usd:
+        used += f"; attempts that were not committed: {usd(result.lost_cost_usd)}"
     if usage.cached_calls:
         used += f", {count(usage.cached_calls)} cached (saved {usd(result.saved_usd)})"
     for label, value in (

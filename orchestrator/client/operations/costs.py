@@ -23,7 +23,7 @@ from stepfleet.orchestrator.records.ledger import (
     lane_of,
 )
 from stepfleet.orchestrator.records.run.facts import OriginKind
-from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
+from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.usage import UsageStats, nano_usd
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.model_calls.ledger import Ledger, calls_of, day_of
@@ -180,7 +180,7 @@ def calls_of_run(run: StoredRun) -> Iterator[CostLine]:
 def _lost_calls(base: CostLine, attempts: list[LostAttempt]) -> Iterator[CostLine]:
     """Yield those of attempts at one step that were or may have been paid."""
     for number, one in enumerate(attempts, 1):
-        if not one.ambiguous and (not one.tokens or one.kind == LostKind.LATE):
+        if not one.may_be_paid:
             continue
         is_sure = one.tokens > 0 and not one.estimated and one.cost_usd is not None
         usage = one.usage or UsageStats(prompt_tokens=one.tokens)

@@ -89,7 +89,7 @@ function header(run) {
     facts([
       ["Agent", run.agent], ["Batch", links.batch], ["Tenant", run.tenant], ["Parent", links.parent],
       ["Steps", `${count(run.steps)}${run.max_steps ? ` of ${count(run.max_steps)}` : ""}`], ["Active", duration(run.active_seconds)],
-      ["Tokens", count(run.tokens)], ["Cost", usd(run.cost_usd, run.price_estimated)], ["Cost of runs below", run.below_cost_usd ? usd(run.below_cost_usd) : null], ["In total", run.below_cost_usd ? usd(withBelow(run)) : null], ["Lost attempts", found.lost_attempts || null],
+      ["Tokens", count(run.tokens)], ["Cost", usd(run.cost_usd, run.price_estimated)], ["Cost of runs below", run.below_cost_usd ? usd(run.below_cost_usd) : null], ["In total", run.below_cost_usd ? usd(withBelow(run)) : null], ["Lost attempts", found.lost_attempts || null], ["Cost of lost attempts", found.lost_cost_usd ? usd(found.lost_cost_usd) : null],
       ["Created", time(run.created)], ["Ended", time(run.ended)],
       ["Celery", el("a", { href: page(`/tasks?name=${encodeURIComponent(`step args:"${run.run_id.replaceAll('"', "")}"`)}`) }, "its tasks")],
     ]),

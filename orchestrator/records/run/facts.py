@@ -2,10 +2,9 @@
 
 import operator
 from collections import Counter
-from collections.abc import Sequence
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any
 
 from pydantic import ConfigDict, Field, computed_field
 
@@ -95,9 +94,9 @@ class LostAttempt(Record):
     `kind` is one of `LostKind`; another release may know more of them. `ambiguous` is true when a
     model call may have been paid for without a result; `cost_usd` is its cost, or None when its
     usage never became known. Where `estimated` is true, tokens and cost are counted from the texts
-    that were sent and received, or else are those of the call that was made in its place. `model`
-    and `usage` are the call's, where they are known, and `service_tier` is the provider's tier;
-    `default_priced` is true where no table has that model. `at_ms` is when it was noted, in
+    that were sent and received, or else follow those of the call that was made in its place.
+    `model` and `usage` are the call's, where they are known, and `service_tier` is the provider's
+    tier; `default_priced` is true where no table has that model. `at_ms` is when it was noted, in
     milliseconds since 1970.
     """
 
@@ -118,20 +117,10 @@ class LostAttempt(Record):
     service_tier: str = Field(default="", exclude_if=operator.not_)
     at_ms: int = Field(default=0, exclude_if=operator.not_)
 
-    def estimated_by(self, steps: Sequence[StepResult]) -> Self:
-        """Return the attempt with the cost of the committed step, where its own is not known."""
-        if not self.ambiguous or self.cost_usd is not None or self.step > len(steps):
-            return self
-        made = steps[self.step - 1]
-        if made.usage is None:
-            return self
-        return self.model_copy(
-            update={
-                "tokens": made.usage.total_tokens,
-                "cost_usd": made.cost_usd,
-                "estimated": True,
-            }
-        )
+    @property
+    def may_be_paid(self) -> bool:
+        """Whether a call of it was or may have been paid for that no committed step has."""
+        return self.ambiguous or (self.tokens > 0 and self.kind != LostKind.LATE)
 
 
 class RunFacts(Record):
@@ -226,6 +215,12 @@ class RunFacts(Record):
     def total_cost_usd(self) -> float:
         """What the run and all runs below it have cost."""
         return sum_usd(self.cost_usd, self.below_cost_usd)
+
+    @property
+    def lost_cost_usd(self) -> float:
+        """What calls of attempts that were not committed have cost, or may have."""
+        paid = (one.cost_usd or 0.0 for one in self.lost_attempts if one.may_be_paid)
+        return sum_usd(*paid)
 
     @property
     def usage_estimated(self) -> bool:

@@ -189,7 +189,9 @@ def _tail(facts: RunFacts) -> list[str]:
 
 def _ending(facts: RunFacts) -> Iterator[str]:
     about = " (an estimate: no price is known for a model)" if facts.price_estimated else ""
-    yield f"Cost: {facts.cost_usd:.6f} USD{about}"
+    lost = facts.lost_cost_usd
+    beside = f", and {lost:.6f} USD of attempts that were not committed" if lost else ""
+    yield f"Cost: {facts.cost_usd:.6f} USD{about}{beside}"
     yield f"Time in steps: {facts.cumulative_execution_seconds:.2f} s"
     if facts.stop_reason is not None:
         yield f"Stop reason: {facts.stop_reason.value}"

@@ -143,7 +143,8 @@ class Evaluated(Record):
 class RunTimeline(Record):
     """A run and a page of its steps. `next` is the first step of the next page, None at the end.
 
-    `lost_attempts` is how many attempts at its steps were not committed, `lost` the newest ones.
+    `lost_attempts` is how many attempts at its steps were not committed, `lost` the newest ones,
+    and `lost_cost_usd` what their calls have cost, or may have.
     `reason` says why it has stopped, or goes on, and `evaluations` what each criterion has decided
     behind its last step. `waits_for` is what its next step waits for now; `before` are runs that
     have to end before its first one, with their statuses, `unknown` where one is not created yet.
@@ -158,6 +159,7 @@ class RunTimeline(Record):
     steps: tuple[StepSummary, ...] = ()
     next: int | None = None
     lost_attempts: int = 0
+    lost_cost_usd: float = 0.0
     lost: tuple[LostSummary, ...] = ()
     waits_for: str = ""
     before: dict[str, str] = Field(default_factory=dict)

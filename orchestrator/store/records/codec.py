@@ -29,7 +29,7 @@ from stepfleet.orchestrator.records.steps import (
     StepMessages,
     for_its_agent,
 )
-from stepfleet.orchestrator.records.usage import Spent
+from stepfleet.orchestrator.records.usage import NANO, LostUse, Spent
 from stepfleet.orchestrator.store.records.compression import packed, unpacked
 
 Fields = dict[str, str]
@@ -221,7 +221,24 @@ def load_errors(header: Fields, fields: Fields) -> tuple[int, list[LoggedErrors]
 def load_used(header: Fields) -> Used:
     """Return what a run's newest execution has used. Raises `SerializationError`."""
     with _reading():
-        return Used.from_json(unpacked(header["slim"]))
+        used = Used.from_json(unpacked(header["slim"]))
+        return used.model_copy(update={"lost": load_lost_use(header)[0]})
+
+
+def load_lost_use(header: Fields) -> tuple[LostUse, LostUse]:
+    """Return what attempts that were not committed have cost: of the execution, and of the run.
+
+    The scripts note it in the header, with what it was when the execution began.
+    """
+    whole, before = (_lost_use(header.get(name)) for name in ("vain", "vain_before"))
+    return whole - before, whole
+
+
+def _lost_use(text: str | None) -> LostUse:
+    if not text:
+        return LostUse()
+    calls, tokens, nano = map(int, text.split())
+    return LostUse.model_construct(calls=calls, tokens=tokens, cost_usd=nano / NANO)
 
 
 def load_outcome(stored: str | None) -> ContinuationOutcome | None:
@@ -314,11 +331,14 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
             }
         )
         note = header.get("want_note")
+        lost, session_lost = load_lost_use(header)
         update: dict[str, Any] = {
             "info": info,
             "status": Lifecycle(header["status"]),
             "messages": messages,
             "tool_results": calls,
+            "lost": lost,
+            "session_lost": session_lost,
             "stop_requested": note if header.get("want") == Want.CANCEL else None,
         }
         return state.model_copy(update=update)

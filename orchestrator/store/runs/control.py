@@ -193,6 +193,7 @@ class Control:
             "overrides": exact_json.text(revision.overrides) if revision.overrides else "",
             "message": self._dispatch.message(StepHint(run.run_id, revision.step), run.agent),
             "grace": self._grace_ms,
+            "anew": int(state.info.execution > run.state.info.execution),
             "tokens": revision.removed.total_tokens,
             "calls": revision.removed.llm_calls,
             "cost": nano_usd(revision.removed_cost_usd),

@@ -35,7 +35,7 @@ from stepfleet.orchestrator.store.runs.reading import (
 log = logging.getLogger(__name__)
 
 _FIELDS = (
-    *("v", "agent", "config", "overrides", "slim"),
+    *("v", "agent", "config", "overrides", "slim", "vain", "vain_before"),
     *("status", "step", "stop_reason", "error", "line", "tenant"),
 )
 _LIMITS = {

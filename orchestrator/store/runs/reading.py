@@ -107,7 +107,7 @@ class StoredRun:
             metadata=state.metadata,
             tenant=header.get("tenant"),
             outcome=state.last_continuation_outcome,
-            lost_attempts=tuple(lost.estimated_by(steps) for lost in self.lost),
+            lost_attempts=self.lost,
             price_estimated=header.get("guessed") == "1",
         )
 
@@ -226,7 +226,7 @@ def unknown_run(run_id: str) -> NotFoundError:
 
 _RETRY_FIELDS = (
     *("v", "agent", "config", "overrides", "slim", "since", "created", "updated"),
-    *("execution_started", "status", "step", "seq", "want", "want_note"),
+    *("execution_started", "status", "step", "seq", "want", "want_note", "vain", "vain_before"),
     *("tenant", "batch", "billed"),  # who pays: what a step has cost is taken back from them
 )
 

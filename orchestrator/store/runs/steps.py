@@ -86,7 +86,7 @@ class Terms:
 _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
-    *("want", "want_note", "tenant", "unpriced", "outage"),
+    *("want", "want_note", "tenant", "unpriced", "outage", "vain", "vain_before"),
     *("priority", "limited_by", "billed"),
 )
 """The fields of a run's header that a claim reads."""
@@ -329,7 +329,7 @@ class StepStore:
             priority=int(header.get("priority") or NORMAL),
             limited_by=header.get("limited_by") or "",
             billed=header.get("billed"),
-            unpriced=bool(header.get("unpriced")),
+            unpriced=len(header.get("unpriced", "").split()),
             overdue=awaited(waiting, header["step"]) if waiting else NOTHING,
             history=history,
             outage=load_outage(header.get("outage")),

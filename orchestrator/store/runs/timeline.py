@@ -26,7 +26,13 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import HandedOver, LoggedStep, StepResult
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.records.codec import MESSAGES, load_lost, load_outage, moment
+from stepfleet.orchestrator.store.records.codec import (
+    MESSAGES,
+    load_lost,
+    load_lost_use,
+    load_outage,
+    moment,
+)
 from stepfleet.orchestrator.store.records.compression import unpacked_within
 from stepfleet.orchestrator.store.runs.listing import RunLists
 from stepfleet.orchestrator.store.runs.reading import unknown_run
@@ -91,10 +97,11 @@ class Timelines:
         following = first + len(steps)
         named = _by_agents(steps, await self._agent_of(following, run) if steps else "")
         how_many, header = await self._connection.execute_all(
-            ("HLEN", f"{key}:lost"), ("HMGET", key, "outcome", "waiting", "outage", "step", "after")
+            ("HLEN", f"{key}:lost"),
+            ("HMGET", key, "outcome", "waiting", "outage", "step", "after", "vain"),
         )
         lost = await self._lost(key) if 0 < int(how_many) <= MOST_LOST_READ else ()
-        known, *waits, after = header
+        known, *waits, after, vain = header
         before = {} if run.status.is_terminal or not after else await self._before(after)
         reason, evaluations = _why(known)
         done = [one.step - 1 for one in named]
@@ -111,6 +118,7 @@ class Timelines:
             steps=tuple(named),
             next=following if following <= run.steps and steps else None,
             lost_attempts=int(how_many),
+            lost_cost_usd=load_lost_use({"vain": vain or ""})[1].cost_usd,
             lost=lost,
             waits_for="" if run.status.is_terminal else _ends(before) or _waits(*waits),
             before=dict(list(before.items())[:MOST_BEFORE]),

@@ -8,8 +8,19 @@ from support.runs.opened_runs import Opened, finish_with_waits
 from support.runs.scripted_steps import call, requests, say
 from support.runs.tools import look
 
-from stepfleet.orchestrator import FinishReason, LLMResponse, ModelErrorCode, RunStatus, StopReason
+from stepfleet.orchestrator import (
+    ErrorPolicy,
+    FinishReason,
+    LLMResponse,
+    Message,
+    ModelErrorCode,
+    RunStatus,
+    StopReason,
+)
+from stepfleet.orchestrator.protocol.revision import further_turn
 from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.usage import LostUse
+from stepfleet.orchestrator.store.runs.timeline import Timelines
 
 
 def in_turn(*answers: LLMResponse) -> Callable[[Any], Any]:
@@ -49,6 +60,49 @@ async def test_a_model_that_gives_nothing_ends_the_run_with_the_name_of_that(
     assert result.steps[0].finish_reason is FinishReason.STOP
     assert len(requests(hands)) == len(result.lost_attempts) == 3
     assert [one.tokens for one in result.lost_attempts] == [15, 15, 15]
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason", "says"),
+    [
+        (
+            {"budget_usd": 0.04},
+            StopReason.GUARD,
+            "0.045 USD (0.045 USD of them of attempts that were not committed) has reached",
+        ),
+        (
+            {"token_limit": 40},
+            StopReason.TOKEN_LIMIT,
+            "45 (45 of them of attempts that were not committed) has reached",
+        ),
+        ({"budget_usd": 0.04, "model_attempts": 1}, StopReason.GUARD, "0.045 USD (0.045 USD"),
+        ({"budget_usd": 0.04, "model_attempts": 2}, StopReason.GUARD, "0.045 USD (0.045 USD"),
+    ],
+)
+async def test_the_limits_of_a_run_count_answers_that_were_of_no_use(
+    opened: Opened, limits: dict[str, Any], reason: StopReason, says: str
+) -> None:
+    """Looked at before each further attempt; a step that failed is not retried at the limit."""
+    policy = ErrorPolicy.retry_all(9)
+    config = {"model_attempts": 9, "error_policy": policy, **limits}
+    async with opened(say(""), **config) as (desk, hands, run_id):
+        await finish_with_waits(hands, run_id)
+        stored = await desk.stored(run_id)
+        result = stored.result()
+        following = further_turn(stored.state, stored.log, {}, await desk.runs.now())
+        await desk.control.retry(stored, following, (Message.user("go on"),))
+        again = await desk.stored(run_id)
+        timelines = Timelines(desk.opened.connection, desk.opened.keys)
+        seen = await timelines.read(run_id, 1, 10, content=False)
+    assert len(requests(hands)) == 3
+    assert result.stop_reason is reason
+    assert result.outcome is not None
+    assert says in result.outcome.reason
+    assert result.lost_cost_usd == pytest.approx(0.045)
+    assert seen.lost_cost_usd == pytest.approx(0.045)
+    assert "and 0.045000 USD" in result.explain()
+    assert stored.state.lost == stored.state.session_lost == again.state.session_lost
+    assert again.state.lost == LostUse(), "limits are those of an execution"
 
 
 async def test_an_empty_answer_after_a_tool_fails_too(opened: Opened) -> None:

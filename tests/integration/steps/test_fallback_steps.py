@@ -19,6 +19,7 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.events.envelope import EventType
+from stepfleet.orchestrator.limits.estimates import FIRST_OUTPUT
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.records.run.results import LostKind
 from stepfleet.orchestrator.records.usage import CacheUse
@@ -120,8 +121,9 @@ async def test_each_call_that_failed_has_its_own_line_under_its_own_model(
     rows = {row.group["model"]: row for row in costs.rows}
     made = Counter(one.model for server in models for one in server.requests)
     assert {name: one.calls + one.ambiguous_calls for name, one in rows.items()} == made
-    assert rows["gpt-x"].ambiguous_usd == Decimal("0.2")  # 1,000 in, 100 out, at its own price
-    assert rows["gpt-x"].ambiguous_tokens == 1100
+    out = Decimal(FIRST_OUTPUT)  # nobody knows how much it wrote
+    assert out < rows["gpt-x"].ambiguous_tokens < out + 100
+    assert out < rows["gpt-x"].ambiguous_usd * 1000 < out + 10, "at its own price"
     assert 0 < rows["claude-a"].ambiguous_usd == before["claude-a"].ambiguous_usd
     assert (rows["gpt-b"].usd, rows["claude-a"].usd) == (Decimal("0.002"), Decimal("0.2"))
     assert (costs.total.unpriced_calls, costs.total.lost_calls) == (0, 0)

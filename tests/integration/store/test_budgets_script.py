@@ -1,6 +1,7 @@
 """Budgets in the admission script on a real Redis: spent + reserved never exceeds them."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -43,6 +44,41 @@ def test_what_is_reserved_and_spent_fits_the_budget(gate: Admissions) -> None:
     gate.limit(ACME, usd=2, on_budget="hold")
     gate.tick()
     assert "r4" in gate.granted, "a raised budget lets it go on"
+
+
+@pytest.mark.parametrize(
+    ("costs", "budget", "at_once", "later"),
+    [
+        (USD // 10, USD, 10, 1),  # as much as they may take at most
+        (USD // 50, USD, 10, 34),  # less: once eight have ended, the others reserve that
+        (USD // 50, USD // 11, 1, 1),  # the budget pays for no call at most: one by one
+    ],
+)
+def test_the_first_calls_of_an_agent_do_not_overdraw_a_budget_together(
+    gate: Admissions, costs: int, budget: int, at_once: int, later: int
+) -> None:
+    """A hundred at once, of which nothing is known but what each may take at most."""
+    gate.limit(ACME, usd=budget / USD, on_budget="hold")
+    based(gate)
+    wave: dict[str, Any] = {
+        "agent": "new",
+        "u": USD // 100,
+        "k": 300,
+        "n": 1,
+        "m": {"u": USD // 10, "k": 5000},
+    }
+    words = [gate.ask(f"r{at}", ACME, **wave) for at in range(100)]
+    assert words.count("granted") == len(gate.granted) == at_once
+    under_way, spent = [0], 0
+    overdraft = costs if at_once == 1 else 0
+    while gate.granted:
+        gate.spend(next(iter(gate.granted)), u=costs, n=1)
+        under_way.append(len(gate.granted))
+        spent = gate.numbers(keys.LIMIT_SPENT, ACME)[0]
+        assert spent < budget + overdraft + 1, "none but the last one that goes alone"
+    assert spent > budget - costs
+    assert max(under_way) >= later
+    assert gate.numbers(keys.LIMIT_RESERVED, ACME) == (0, 0, 0, 0)
 
 
 def test_a_spent_budget_ends_runs_and_one_that_others_reserve_does_not(gate: Admissions) -> None:

@@ -1,11 +1,13 @@
 """What steps take of the fleet's limits and budgets, by the store that admits them."""
 
+import pytest
 from support.deadlines import until
 from support.runs.opened_runs import lease_runs_out
-from support.runs.stored_runs import Bench, bench
+from support.runs.stored_runs import Bench, bench, plain_agent
 
-from stepfleet.orchestrator import LLMResponse, ToolCall, UsageStats
+from stepfleet.orchestrator import LLMResponse, ModelSettings, ToolCall, UsageStats
 from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.limits.estimates import MOST_FIRST_OUTPUT
 from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Span, Wait
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
@@ -61,6 +63,25 @@ async def test_a_call_whose_tools_are_tasks_of_their_own_is_charged_with_its_tok
     assert uses[MODEL].levels["tokens_per_minute"] < 57_000, "they fill by 1,000 in a second"
     assert [one.spent for one in uses[TENANT].budgets] == [5000]
     await gate.aclose()
+
+
+@pytest.mark.parametrize(("most", "granted"), [(None, 1), (500, 2), (5000, 1)])
+async def test_first_calls_of_an_agent_wait_for_each_other_where_a_budget_is_small(
+    redis_url: str, most: int | None, granted: int
+) -> None:
+    """It pays for one that writes as much as it may; nothing is known of its answers yet."""
+    agent = plain_agent(settings=ModelSettings(max_tokens=most))
+    async with bench(redis_url, agent) as desk:
+        settings = Gate(desk.opened, "w0").settings
+        await settings.change(MODEL, {"usd": 0.006})
+        steps, gate = await opened(desk)
+        hints = [StepHint(await desk.create(), 0) for _ in range(2)]
+        claims = [await steps.claim(hint, desk.token()) for hint in hints]
+        assert [isinstance(one, Claim) for one in claims].count(True) == granted
+        [use] = await gate.settings.use()
+        assert use.budgets[0].spent == 0
+        assert use.budgets[0].reserved * 10**6 > granted * min(most or MOST_FIRST_OUTPUT, 5000)
+        await gate.aclose()
 
 
 async def test_a_lost_call_of_a_run_that_waits_for_its_budget_has_a_price(redis_url: str) -> None:

@@ -22,12 +22,12 @@ LEASE = 30_000
 def request(run: str, *names: str, step: int = 0, op: str = "ask", **given: Any) -> dict[str, Any]:
     """Return the operation by which a step asks for its leave."""
     amounts: dict[str, Any] = {"r": 1, "i": 0, "o": 0, "s": 0}
-    amounts |= {kind: given[kind] for kind in (*"iounka", "own") if kind in given}
+    amounts |= {kind: given[kind] for kind in (*"iounkam", "own") if kind in given}
     return {
         "op": op,
         "run": run,
         "step": step,
-        "agent": "a",
+        "agent": given.get("agent", "a"),
         "tenant": given.get("tenant", ""),
         "names": names,
         "class": 2 * given.get("priority", 1) + given.get("fresh", False),

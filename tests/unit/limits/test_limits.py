@@ -9,7 +9,9 @@ import pytest
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.estimates import (
+    ENOUGH,
     FIRST_OUTPUT,
+    MOST_AGENTS,
     AgentEstimates,
     Amounts,
     charged,
@@ -89,6 +91,18 @@ def test_the_size_of_answers_is_learned_for_each_agent() -> None:
         learned.learn("a", 10)
     assert learned.of("a") < 15
     assert learned.of("b") == FIRST_OUTPUT
+
+
+def test_an_agent_is_known_by_enough_of_its_calls() -> None:
+    learned = AgentEstimates(FIRST_OUTPUT)
+    for _ in range(ENOUGH):
+        assert not learned.knows("a")
+        learned.learn("a", 10)
+    assert learned.knows("a")
+    assert not learned.knows("b")
+    for agent in range(MOST_AGENTS):
+        learned.learn(f"{agent}", 10)
+    assert not learned.knows("a"), "it was forgotten"
 
 
 @pytest.mark.parametrize(

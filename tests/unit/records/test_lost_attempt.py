@@ -1,34 +1,35 @@
-"""What a lost model call may have cost, told by the call that was made in its place."""
+"""What calls of attempts that were not committed have cost, or may have."""
 
-from datetime import UTC, datetime
+import pytest
 
-from stepfleet.orchestrator import StepResult, UsageStats
+from stepfleet.orchestrator import UsageStats
+from stepfleet.orchestrator.protocol.lost_attempts import lost_use
 from stepfleet.orchestrator.records.run.results import LostAttempt
+from stepfleet.orchestrator.records.usage import LostUse
 
-USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15)
-STEPS = (
-    StepResult(step=1, usage=USAGE, cost_usd=0.25, started_at=datetime(2026, 1, 1, tzinfo=UTC)),
-    StepResult(step=2, started_at=datetime(2026, 1, 1, tzinfo=UTC)),
+PAID = {"tokens": 15, "cost_usd": 0.25}
+NOTHING, ONE = LostUse(), LostUse(calls=1, tokens=15, cost_usd=0.25)
+
+
+@pytest.mark.parametrize(
+    ("fields", "costs"),
+    [
+        ({"kind": "deferred"}, NOTHING),
+        ({"kind": "crash", "ambiguous": True}, LostUse(calls=1)),
+        ({"kind": "failed", "ambiguous": True, **PAID}, ONE),
+        ({"kind": "failed", **PAID}, ONE),
+        ({"kind": "late", "ambiguous": True, **PAID}, ONE),
+        ({"kind": "late", **PAID}, NOTHING),
+        (
+            {"kind": "retried", "usage": UsageStats(llm_calls=2), **PAID},
+            ONE.model_copy(update={"calls": 2}),
+        ),
+    ],
 )
-CRASH = LostAttempt(kind="crash", step=1, ambiguous=True)
-
-
-def test_an_ambiguous_call_is_estimated_by_the_committed_one() -> None:
-    priced = CRASH.estimated_by(STEPS)
-    assert (priced.tokens, priced.cost_usd, priced.estimated) == (15, 0.25, True)
-
-
-def test_a_known_cost_stays_as_it_is() -> None:
-    late = CRASH.model_copy(update={"kind": "late", "cost_usd": 0.5, "tokens": 3})
-    assert late.estimated_by(STEPS) == late
-
-
-def test_an_attempt_without_a_call_has_no_cost() -> None:
-    deferred = LostAttempt(kind="deferred", step=1)
-    assert deferred.estimated_by(STEPS) == deferred
-
-
-def test_without_a_committed_step_or_its_usage_nothing_is_estimated() -> None:
-    for number in (2, 3):
-        lost = CRASH.model_copy(update={"step": number})
-        assert lost.estimated_by(STEPS) == lost
+def test_an_attempt_counts_by_what_may_have_been_paid(
+    fields: dict[str, object], costs: LostUse
+) -> None:
+    """An answer that was known, and came late, is paid for in the step that has it."""
+    lost = LostAttempt.model_validate({"step": 1, **fields})
+    assert lost_use((lost, None)) == costs
+    assert lost_use((lost, lost)) - lost_use((lost,)) == costs

@@ -25,6 +25,7 @@ from stepfleet.orchestrator.limits.budgets import (
 )
 from stepfleet.orchestrator.limits.estimates import (
     FIRST_OUTPUT,
+    MOST_FIRST_OUTPUT,
     AgentEstimates,
     Amounts,
     charged,
@@ -423,7 +424,11 @@ class AdmittedSteps:
             first=is_first,
         )
         if gate.has_budgets:
-            amounts = replace(amounts, spending=self._estimated(claim, model, prompt))
+            output = self._outputs.of(config.name)
+            amounts = replace(amounts, spending=self._estimated(claim, model, prompt, output))
+            if not self._outputs.knows(config.name):
+                most = config.settings.max_tokens or MOST_FIRST_OUTPUT
+                amounts = replace(amounts, most=self._estimated(claim, model, prompt, most))
         if own is not None and amounts.spending is not None:
             before, name = spent_by(state), f"{RUN}:{claim.run_id}"
             if (over := exceeded(own, name, before, amounts.spending)) is not None:
@@ -437,10 +442,9 @@ class AdmittedSteps:
         crashes, lost = (0, False) if hint else (claim.crashes, claim.losses.new and not of)
         return Request(*whose, names, amounts, is_first, crashes, lost, claim.priority, of), None
 
-    def _estimated(self, claim: Claim, model: str, prompt: int) -> Spending:
-        """Return what a call of so large a prompt is expected to spend."""
+    def _estimated(self, claim: Claim, model: str, prompt: int, output: int) -> Spending:
+        """Return what a call of so large a prompt and so large an answer spends."""
         config = claim.config
-        output = self._outputs.of(config.name)
         if (most := config.settings.max_tokens) is not None:
             output = min(output, most)
         usage = UsageStats(prompt_tokens=prompt, completion_tokens=output)

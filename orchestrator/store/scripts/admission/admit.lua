@@ -81,6 +81,7 @@ end
 function act.settle(op)
   local held = grant_of(op.run)
   local word = ends.end_grant(op, op.amounts, op.spent)
+  if word == 'done' then budget.see(held, op.spent) end
   if word == 'none' and not op.repeated then
     local spent = op.spent and ends.left_to_spend(op)
     for _, name in ipairs(spent and op.names or {}) do budget.spend(name, spent) end
@@ -120,6 +121,7 @@ function act.ask(op)
   end
   if held and held.step > op.step then return 'stale' end -- a late repetition
   if held then drop(op.run, held.step) end
+  if op.amounts.m then op.amounts.m.of = op.agent end
   local e = { run = op.run, step = op.step, agent = op.agent, tenant = (string.gsub(op.tenant, SEP, '?')), class = op.class,
     names = op.names, amounts = op.amounts, since = now, crashes = op.crashes, of = op.of,
     key = op.key }

@@ -1,5 +1,8 @@
 -- Second part of admit.lua: budgets. Of each name that has some there are what was spent in all (`spent`), today in UTC
 -- (`spent:<day>`) and what grants hold (`reserved`), each as '<10^-9 USD> <tokens> <calls> <active ms>' in a hash.
+-- Calls of an agent of which little is known also bring what each may take at most (`m`: USD, tokens): that is reserved for
+-- them beside others, so that they do not overdraw a budget together. Once ENOUGH of its calls have ended, whoever knows
+-- of them, the largest of these takes its place, for those that wait too.
 -- Invariants: a call is granted where spent + reserved + its estimate fit each budget of its limits. A grant is either
 -- reserved, or spent as it was settled. Numbers are whole, and exact up to 2^53. A run's budgets have nothing here: its
 -- totals come with its request (`own`). A name without numbers counts nothing and admits nobody until `base` brings what
@@ -63,6 +66,39 @@ function budget.read()
   end
 end
 
+-- What the first calls of agents have spent: the state has '<calls> <10^-9 USD> <tokens>' of each, the largest call's.
+local ENOUGH, MOST_SEEN = 8, 100
+
+local function seen_of(agent)
+  local n, u, k = string.match((own.seen or {})[agent] or '', '^(%d+) (%d+) (%d+)$')
+  return { n = tonumber(n) or 0, u = tonumber(u) or 0, k = tonumber(k) or 0 }
+end
+
+function budget.see(held, spent)
+  local calls = tonumber((spent or {}).n) or 0
+  if not held.amounts.m or calls < 1 then return end
+  local s, size = seen_of(held.agent), 0
+  for _ in pairs(own.seen or {}) do size = size + 1 end
+  if size >= MOST_SEEN and s.n == 0 then own.seen = nil end
+  for _, kind in ipairs({ 'u', 'k' }) do s[kind] = math.max(s[kind], math.ceil((tonumber(spent[kind]) or 0) / calls)) end
+  own.seen = own.seen or {}
+  own.seen[held.agent] = string.format('%.0f %.0f %.0f', math.min(s.n + calls, ENOUGH), s.u, s.k)
+end
+
+-- What a call takes of a budget beside others: at most, where that is not known better.
+local function reserved_for(amounts, kind)
+  local wanted, m = tonumber(amounts[kind]) or 0, amounts.m
+  local seen = m and m.of and m[kind] and seen_of(m.of)
+  if seen and seen.n >= ENOUGH then return math.max(wanted, seen[kind]) end
+  return math.max(wanted, tonumber((m or {})[kind]) or 0)
+end
+
+-- A grant holds what it was granted with, whatever is learned since.
+function budget.fix(amounts)
+  local m = amounts.m
+  if m and m.of then amounts.m = { u = reserved_for(amounts, 'u'), k = reserved_for(amounts, 'k') } end
+end
+
 -- What grants hold is counted anew in the rounds of the calls in flight: `h` is what this one has confirmed, nil where
 -- the round had begun before the name's level or its budget. What no grant has confirmed was left over.
 function budget.recount(name, n, is_next)
@@ -80,13 +116,14 @@ function budget.confirm(name, amounts, sign)
   if not s.h or not b or b.is_run then return end
   local held = numbers_of(s.h)
   for _, kind in ipairs(QUOTA_KINDS) do
-    held[kind] = math.max(held[kind] + sign * (tonumber(amounts[kind]) or 0), 0)
+    held[kind] = math.max(held[kind] + sign * reserved_for(amounts, kind), 0)
     if b.reserved[kind] < held[kind] then b.reserved[kind], changed_budgets[name] = held[kind], true end
   end
   s.h = text_of(held)
 end
 
 -- Which budget of a limit has no room for a call: its code, whether only what others hold is in the way, and numbers.
+-- Without others a call that fits by its estimate goes, whatever it may take at most.
 local function exceeded(b, amounts)
   local waits
   for _, kind in ipairs(QUOTA_KINDS) do
@@ -96,7 +133,8 @@ local function exceeded(b, amounts)
       if most then
         local spent = b.is_run and (amounts.own or {})[kind] or (b.spent and b.spent[period][kind]) or 0
         if spent >= most or spent + wanted > most then return kind .. suffix, false, most, spent, wanted end
-        if b.reserved and spent + b.reserved[kind] + wanted > most then waits = kind .. suffix end
+        local held = b.reserved and b.reserved[kind] or 0
+        if held > 0 and spent + held + reserved_for(amounts, kind) > most then waits = kind .. suffix end
       end
     end
   end
@@ -129,7 +167,7 @@ function budget.reserve(name, amounts, sign)
   local b = budgets[name]
   if not b or b.is_run then return false end
   for _, kind in ipairs(QUOTA_KINDS) do
-    b.reserved[kind] = math.max(b.reserved[kind] + sign * (tonumber(amounts[kind]) or 0), 0)
+    b.reserved[kind] = math.max(b.reserved[kind] + sign * reserved_for(amounts, kind), 0)
   end
   changed_budgets[name] = true
   return true

@@ -44,6 +44,7 @@ local function wait_in_line(e, head, name, ms)
 end
 
 local function grant(e)
+  budget.fix(e.amounts)
   local reserved = take(e.names, e.amounts)
   set_grant(e.run, { run = e.run, step = e.step, agent = e.agent, tenant = e.tenant, class = e.class,
     names = e.names, amounts = e.amounts, n = round, till = now + lease, waited = now - e.since, why = e.why,

@@ -2,7 +2,7 @@
 -- has emitted one, so that no older end of the run is mistaken for this one), step (to continue at),
 -- slim (the state before it), since (the part of the log that claims read, or '' for all), overrides,
 -- agent, config (of the agent before a hand-off that is taken back), journal:<field> (one for each entry), message,
--- grace, tokens, cost, guessed, calls (what the removed step had added), ledger (lines that take its calls back), events, event_count, lost, input
+-- grace, anew (1 for a new execution), tokens, cost, guessed, calls (what the removed step had added), ledger (lines that take its calls back), events, event_count, lost, input
 -- (messages to give before that step, behind those given already, or ''), request (a token).
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (another caller was faster) or
 -- {'unknown'}. Everything before that step, its answer and its finished tools, are kept.
@@ -62,6 +62,9 @@ elseif redis.call('HEXISTS', lost_key, 'paid') == 1 then
   redis.call('HDEL', lost_key, 'paid')
   count(batch, 'lost', -1)
 end
+-- Limits of the execution count from here on.
+local vain = a.anew == '1' and redis.call('HGET', run_key, 'vain')
+if vain then redis.call('HSET', run_key, 'vain_before', vain) end
 for _, name in ipairs(redis.call('HKEYS', journal_key)) do
   if string.match(name, '^[ctxy]:?%d*$') then redis.call('HDEL', journal_key, name) end
   -- A run that a call has started, and that did not complete, is retried with this one.

@@ -48,14 +48,19 @@ local function count(batch, field, by)
   if batch and batch ~= '' and by ~= 0 then redis.pcall('HINCRBY', batch_key(batch), field, digits(by)) end
 end
 
--- Enters a lost attempt into the ledger of model calls, or takes it back; calls without a price are noted in the header's
--- `unpriced`.
+-- Enters a lost attempt into the ledger of model calls, or takes it back. The header has the sums of these calls in `vain`
+-- (calls, tokens, 10^-9 USD), for the run's own limits, and in `unpriced` the calls without a price.
 local MOST_UNPRICED = 32
 local function account(batch, entry, text, sign)
   if not may_be_paid(text) then return end
-  local h = redis.call('HMGET', run_key, 'tenant', 'agent', 'unpriced', 'billed')
-  local line, is_open = line_of(text, sign, h[1], h[2], h[4] or batch)
-  if line then enter(shard .. 'costs', line) end
+  local h = redis.call('HMGET', run_key, 'tenant', 'agent', 'unpriced', 'billed', 'vain')
+  local line, is_open, numbers = line_of(text, sign, h[1], h[2], h[4] or batch)
+  if line then
+    enter(shard .. 'costs', line)
+    local vain = { numbers[1], numbers[2] + numbers[5], numbers[8] }
+    add(vain, h[5] or '')
+    redis.call('HSET', run_key, 'vain', joined(vain))
+  end
   if not is_open or sign < 0 then return end
   local names = {}
   for name in string.gmatch(h[3] or '', '%S+') do names[#names + 1] = name end

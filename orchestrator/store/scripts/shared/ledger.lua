@@ -107,7 +107,7 @@ local function may_be_paid(text)
 end
 
 -- An entry's line; `sign` is -1 to take it back. The entry's own agent counts: it may not be the run's any more. Returns it,
--- and whether its price is not known.
+-- whether its price is not known, and its numbers.
 local function line_of(text, sign, tenant, agent, batch)
   local readable, e = pcall(cjson.decode, text)
   if not readable or type(e) ~= 'table' then return nil end
@@ -127,6 +127,6 @@ local function line_of(text, sign, tenant, agent, batch)
   local whose = { state, tenant or '', agent or '', model }
   if type(e.service_tier) == 'string' then whose[5] = LANES[e.service_tier] and e.service_tier or 'other' end
   local day = string.format('%d', (tonumber(e.at_ms) or 0) / DAY_MS)
-  return day .. ' ' .. joined(sums) .. '\n' .. cjson.encode(whose) .. '\n' .. (batch or ''), is_open
+  return day .. ' ' .. joined(sums) .. '\n' .. cjson.encode(whose) .. '\n' .. (batch or ''), is_open, sums
 end
 
