@@ -1,14 +1,33 @@
 """Options that several commands share, declared once."""
 
+import shlex
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 DATA_FOLDER = Path(".stepfleet")
+_data = ContextVar("data", default=DATA_FOLDER)
 FLOWER_PORT = "STEPFLEET_FLOWER_PORT"
 DEFAULT_FLOWER_PORT = 5555
 Format = Literal["auto", "jsonl", "csv", "parquet", "stepfleet", "openai"]
+
+
+def of_data_folder(data: Path) -> Path:
+    """Return a command's `--data` as it is; the commands that it prints name the same folder."""
+    _data.set(data)
+    return data
+
+
+def data_option() -> str:
+    """Return the option by which a further command finds this one's data folder.
+
+    With a space before; empty for the folder's default.
+    """
+    data = _data.get()
+    return "" if data == DATA_FOLDER else f" --data {shlex.quote(str(data))}"
+
 
 AgentsRef = Annotated[
     str,
@@ -36,6 +55,7 @@ Data = Annotated[
     typer.Option(
         "--data",
         envvar="STEPFLEET_DATA",
+        callback=of_data_folder,
         help="Folder of the private Redis, logs and resume notes.",
     ),
 ]

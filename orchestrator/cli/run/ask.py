@@ -16,6 +16,7 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
 from stepfleet.orchestrator.cli.local.fleet import FleetPlan
+from stepfleet.orchestrator.cli.options import data_option
 from stepfleet.orchestrator.cli.run.crew import Crew
 from stepfleet.orchestrator.cli.run.notes import Note, Notes, new_key
 from stepfleet.orchestrator.cli.run.others import Advice, settle_others
@@ -203,7 +204,7 @@ def print_answer(result: AgentRunResult, *, json: bool, shown_before: str = "") 
     why = result.error or (str(result.explaining) if result.explaining else "")
     cause = f": {shown(why)}" if why else ""
     notice(f"{result.agent_name} did not complete ({result.stop_reason}){cause}")
-    notice(f"Why: stepfleet explain {result.run_id}")
+    notice(f"Why: stepfleet explain {result.run_id}{data_option()}")
     return SOME_FAILED
 
 

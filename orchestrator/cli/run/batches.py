@@ -13,6 +13,7 @@ from typing import Any
 
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.failures import Failures
+from stepfleet.orchestrator.cli.options import data_option
 from stepfleet.orchestrator.cli.results.collecting import (
     check_before,
     collect,
@@ -138,7 +139,8 @@ def already_there(progress: BatchProgress) -> str:
     return (
         f"Nothing was submitted: batch {progress.batch_id} has had these lines since "
         f"{progress.created:%Y-%m-%d %H:%M} UTC ({progress.done} of {progress.total} ended, "
-        f"{not_ok} not completed, {state}). Results: stepfleet results {progress.batch_id}. "
+        f"{not_ok} not completed, {state}). Results: stepfleet results {progress.batch_id}"
+        f"{data_option()}. "
         "A new batch, paid again: --again"
     )
 
@@ -149,7 +151,8 @@ def watch_batch(batch_id: str, data: Path, *, json: bool) -> int:
     async def watch(fleet: AsyncFleet) -> int:
         batch = await fleet.batches.get(batch_id)
         if (await batch.progress()).ended:
-            notice(f"Batch {batch_id} has ended; its results: stepfleet results {batch_id}")
+            results = f"stepfleet results {batch_id}{data_option()}"
+            notice(f"Batch {batch_id} has ended; its results: {results}")
         return await _to_its_end(fleet, batch, ResultOptions(), json=json)
 
     return with_fleet(data, watch, waits=True)
@@ -202,7 +205,7 @@ async def _to_its_end(
         following = follow(fleet, batch, results, display)
         ended = await until_interrupted(following, interrupts)
     if ended is None:
-        notice(f"The batch continues in the background: stepfleet watch {batch.id}")
+        notice(f"The batch continues in the background: stepfleet watch {batch.id}{data_option()}")
         return INTERRUPTED
     progress = ended.progress
     print_ended(ended, time.monotonic() - started, json=json)
@@ -212,7 +215,7 @@ async def _to_its_end(
         notice(
             f"Submission incomplete: {progress.submitted} of {progress.total} lines, and no "
             "client is submitting the rest. Submit the same file again to complete it, or "
-            f"stepfleet cancel --batch {progress.batch_id}"
+            f"stepfleet cancel --batch {progress.batch_id}{data_option()}"
         )
     return COMPLETED if progress.ok else SOME_FAILED
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stepfleet.orchestrator.cli.local.fleet import FleetPlan
-from stepfleet.orchestrator.cli.options import DATA_FOLDER
+from stepfleet.orchestrator.cli.options import data_option
 from stepfleet.orchestrator.cli.results.input_file import InputForm
 from stepfleet.orchestrator.cli.results.layout import ResultOptions
 from stepfleet.orchestrator.cli.results.places import check_writable
@@ -72,11 +72,11 @@ def of_file(plan: RunPlan) -> str:
     return f"file-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 
 
-def is_run_by(plan: RunPlan, batch_id: str) -> tuple[str, str]:
+def is_run_by(batch_id: str) -> tuple[str, str]:
     """Return what another command does that works on the same batch, and the fix."""
     if not batch_id:
         return "is about to run the same file", "Wait a moment and repeat the command"
-    data = data_option(plan)
+    data = data_option()
     fix = (
         f"Watch it: stepfleet watch {batch_id}{data}. Its results, also before it has ended: "
         f"stepfleet results {batch_id} --out FILE{data}. A second batch, paid again: --again"
@@ -101,14 +101,9 @@ def with_out(plan: RunPlan, note: Note | None) -> RunPlan:
     msg = (
         f"batch {note.batch_id} runs this file, with --out {note.out}: leave --out out to go on "
         f"with it. Its results in another file: stepfleet results {note.batch_id} --out "
-        f"{shlex.quote(str(plan.out))}{data_option(plan)}. A second batch, paid again: --again"
+        f"{shlex.quote(str(plan.out))}{data_option()}. A second batch, paid again: --again"
     )
     raise ConfigurationError(msg)
-
-
-def data_option(plan: RunPlan) -> str:
-    """Return the option that names the data folder, with a space before; empty for its default."""
-    return "" if plan.data == DATA_FOLDER else f" --data {shlex.quote(str(plan.data))}"
 
 
 def command_of(plan: RunPlan, *target: str) -> str:
@@ -123,4 +118,4 @@ def command_of(plan: RunPlan, *target: str) -> str:
         words += fleet.simulate.options
     if plan.out is not None:
         words += ["--out", str(plan.out), *plan.results.words]
-    return shlex.join(words) + data_option(plan)
+    return shlex.join(words) + data_option()

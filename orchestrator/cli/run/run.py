@@ -14,6 +14,7 @@ from pathlib import Path
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.cli.options import data_option
 from stepfleet.orchestrator.cli.results.input_file import (
     configs_used,
     default_agent,
@@ -32,7 +33,6 @@ from stepfleet.orchestrator.cli.run.plan import (
     RunPlan,
     check_options,
     command_of,
-    data_option,
     is_run_by,
     of_file,
     with_out,
@@ -81,7 +81,7 @@ def run_file(plan: RunPlan) -> int:
             asyncio.run(_check_calls(plan, used))
         if not plan.again:
             batch_id = note.batch_id if note else plan.batch_id or ""
-            lock = notes.working_on(batch_id or same, *is_run_by(plan, batch_id))
+            lock = notes.working_on(batch_id or same, *is_run_by(batch_id))
             holds.enter_context(lock)
         plan = with_out(plan, note)
         holds.enter_context(only_writer(plan.out))
@@ -158,7 +158,7 @@ class _Run:
     async def _submit_and_collect(self, fleet: AsyncFleet) -> Ended:
         own = self.plan.batch_id or (self.note.batch_id if self.note else "")
         plan = replace(self.plan, results=ResultOptions())
-        advice = Advice(lambda one: command_of(plan, "--batch", one), data_option(plan))
+        advice = Advice(lambda one: command_of(plan, "--batch", one), data_option())
         private, say = self.crew.private, self.crew.display.notice
         await settle_others(fleet, own, self.notes, advice, say, private=private)
         batch = await self._known(fleet)
@@ -315,9 +315,7 @@ class _Run:
             raise ConfigurationError(msg)
         note = Note(new_key(), str(out.absolute()) if out else "", results=self.plan.results.form)
         note = replace(note, command=command_of(self.plan, "--batch", note.batch_id))
-        self.holds.enter_context(
-            self.notes.working_on(note.batch_id, *is_run_by(self.plan, note.batch_id))
-        )
+        self.holds.enter_context(self.notes.working_on(note.batch_id, *is_run_by(note.batch_id)))
         self.notes.write(note, self.same)
         return note
 
@@ -339,14 +337,14 @@ class _Run:
         if last is None:
             notice("Interrupted. The same command resumes the batch, or completes its results.")
             return
-        data = data_option(self.plan)
+        data = data_option()
         notice(f"Interrupted. Batch {last.batch_id} is paused; the same command resumes the batch.")
         if last.sealed:
             notice(f"  resume: {self._command(last)}")
         notice(f"  cancel: stepfleet cancel --batch {last.batch_id}{data}")
 
     def _print_next_commands(self, ended: Ended) -> None:
-        progress, data = ended.progress, data_option(self.plan)
+        progress, data = ended.progress, data_option()
         again = f"{self._command(progress)} --retry-failed{raises(ended.failures.groups)}"
         results = f"stepfleet results {progress.batch_id}{data}"
         if self.plan.out:

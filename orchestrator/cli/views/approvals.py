@@ -13,6 +13,7 @@ from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.text import Text
 
+from stepfleet.orchestrator.cli.options import data_option
 from stepfleet.orchestrator.cli.setup.with_fleet import show, with_fleet
 from stepfleet.orchestrator.cli.terminal.format import count, moment, shown
 from stepfleet.orchestrator.cli.terminal.output import print_either
@@ -196,9 +197,13 @@ def call_text(ask: Ask) -> Text:
 
 def call_and_commands(ask: Ask, place: str) -> str:
     """Return a call and the commands that decide it, a line each; `place` is what these take."""
-    commands = [f"stepfleet answer {place} TEXT"]
+    data = data_option()
+    commands = [f"stepfleet answer {place} TEXT{data}"]
     if ask.kind != "question":
-        commands = [f"stepfleet approve {place}", f"stepfleet deny {place} --reason TEXT"]
+        commands = [
+            f"stepfleet approve {place}{data}",
+            f"stepfleet deny {place} --reason TEXT{data}",
+        ]
     return "\n  ".join([call_text(ask).plain, *commands])
 
 
@@ -209,13 +214,16 @@ def _lines(one: Equal, places: Mapping[str, str]) -> RenderableType:
     lines = [Text(f"since {moment(ask.since)}{until}", style="dim")]
     if ask.kind == "question":
         for same in one.asks[:_RUNS]:
-            lines += [*_where(same), Text(f"stepfleet answer {places[same.key]} TEXT")]
+            lines += [
+                *_where(same),
+                Text(f"stepfleet answer {places[same.key]} TEXT{data_option()}"),
+            ]
     elif one.count == 1:
-        lines += [*_where(ask), Text(f"stepfleet approve {places[ask.key]}")]
+        lines += [*_where(ask), Text(f"stepfleet approve {places[ask.key]}{data_option()}")]
     else:
         lines.append(Text(f"{count(one.count)} equal calls, the first of {places[ask.key]}"))
         lines += _where(ask)
-        lines.append(Text(f"stepfleet approve --group {ask.group}"))
+        lines.append(Text(f"stepfleet approve --group {ask.group}{data_option()}"))
     if ask.kind == "question" and one.count > _RUNS:
         lines.append(Text(f"and {count(one.count - _RUNS)} runs more: --json lists all"))
     return Group(*lines)

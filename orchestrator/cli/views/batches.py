@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepfleet.orchestrator.batches.failures import Failures
+from stepfleet.orchestrator.cli.options import data_option
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown, usd
 from stepfleet.orchestrator.cli.terminal.progress import submission_state
 from stepfleet.orchestrator.cli.terminal.rows import Column, Rows
@@ -66,7 +67,7 @@ def summary(
     title = Text(f"Batch {progress.batch_id}")
     if progress.held and wall_seconds is None:  # who followed the batch prints it at the end
         title.append(f"\n{shown(progress.held_text)}", style="red")
-    waits = f"{asks}:\n  stepfleet approvals --batch {progress.batch_id}"
+    waits = f"{asks}:\n  stepfleet approvals --batch {progress.batch_id}{data_option()}"
     people = [Text(waits, style="yellow")] if asks.count else []
     return Group(title, table, *people, *top(failures))
 

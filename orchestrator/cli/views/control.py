@@ -9,6 +9,7 @@ from typing import Any
 from stepfleet.orchestrator.agents.overrides import named_overrides
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
 from stepfleet.orchestrator.batches.selection import Selection
+from stepfleet.orchestrator.cli.options import data_option
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.format import count
@@ -162,7 +163,9 @@ def _print_run(run_id: str, result: ControlResult, *, json: bool) -> int:
 
 
 def _print_fleet(verb: str, *, json: bool) -> int:
-    paused = "The fleet is paused: no step begins. To continue: stepfleet resume --all"
+    paused = (
+        f"The fleet is paused: no step begins. To continue: stepfleet resume --all{data_option()}"
+    )
     text = paused if verb == "pause" else "The fleet was resumed"
     print_outcome({"fleet": f"{verb}d"}, text, json=json)
     return COMPLETED
@@ -170,9 +173,12 @@ def _print_fleet(verb: str, *, json: bool) -> int:
 
 def _print_batch(verb: str, batch: AsyncBatch, number: int, *, json: bool) -> int:
     runs = "1 run" if number == 1 else f"{number} runs"
-    text = f"Batch {batch.id}: {verb} of {runs}. Progress: stepfleet watch {batch.id}"
+    text = (
+        f"Batch {batch.id}: {verb} of {runs}. Progress: stepfleet watch {batch.id}{data_option()}"
+    )
     if number == 0:
-        text = f"Batch {batch.id}: nothing to {verb}; its runs: stepfleet status {batch.id}"
+        status = f"stepfleet status {batch.id}{data_option()}"
+        text = f"Batch {batch.id}: nothing to {verb}; its runs: {status}"
     print_outcome({"batch_id": batch.id, "request": verb, "runs": number}, text, json=json)
     return COMPLETED
 

@@ -7,6 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from stepfleet.orchestrator.batches.failures import FailureGroup, Failures
+from stepfleet.orchestrator.cli.options import data_option
 from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, SOME_FAILED
 from stepfleet.orchestrator.cli.terminal.format import count, shown
@@ -57,11 +58,12 @@ async def causes_of(batch: AsyncBatch, progress: BatchProgress) -> Failures:
 
 
 def command(failures: Failures, group: FailureGroup) -> str:
-    """Return the command that retries the runs of a group, or lists those of a fleet. Pure."""
+    """Return the command that retries the runs of a group, or lists those of a fleet."""
     if not failures.batch_id:
-        return f"stepfleet ls --where {group.where}"
+        return f"stepfleet ls --where {group.where}{data_option()}"
     raised = raises([group])
-    return f"stepfleet retry --batch {failures.batch_id} --where {group.where}{raised}"
+    named = f"--batch {failures.batch_id} --where {group.where}"
+    return f"stepfleet retry {named}{raised}{data_option()}"
 
 
 def raises(groups: Iterable[FailureGroup]) -> str:
@@ -107,17 +109,17 @@ def with_causes(
 
 
 def top(failures: Failures) -> Iterator[RenderableType]:
-    """Yield the top causes, a line each, and the command for the rest. Pure."""
+    """Yield the top causes, a line each, and the command for the rest."""
     if not failures.groups:
         return
     part = failures.read < failures.not_completed
     yield Text(f"Causes{_of_part(failures) if part else ''}:")
     yield from cause_lines(failures.groups[:TOP])
-    yield Text(f"More: stepfleet failures {failures.batch_id}")
+    yield Text(f"More: stepfleet failures {failures.batch_id}{data_option()}")
 
 
 def picture(failures: Failures) -> RenderableType:
-    """Return the failures, the most frequent first. Pure."""
+    """Return the failures, the most frequent first."""
     about = f"Batch {failures.batch_id}" if failures.batch_id else "Newest runs of the fleet"
     if not failures.not_completed:
         return Text(f"{about}: no run has failed")
@@ -132,7 +134,7 @@ def picture(failures: Failures) -> RenderableType:
     hidden = sum(group.runs for group in failures.groups[MOST_SHOWN:]) + failures.ungrouped
     if hidden:
         named = f"stepfleet failures {failures.batch_id}".rstrip()
-        more = f"{count(hidden)} runs of more causes: {named} --json"
+        more = f"{count(hidden)} runs of more causes: {named} --json{data_option()}"
         parts += ["", Text(more)]
     return Group(*parts)
 

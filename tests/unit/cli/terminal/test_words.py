@@ -1,7 +1,11 @@
 """Messages of the library in the words of the command line."""
 
+from contextvars import copy_context
+from pathlib import Path
+
 import pytest
 
+from stepfleet.orchestrator.cli.options import data_option, of_data_folder
 from stepfleet.orchestrator.cli.terminal.words import in_cli_words
 
 
@@ -19,3 +23,12 @@ from stepfleet.orchestrator.cli.terminal.words import in_cli_words
 )
 def test_arguments_are_named_as_options(given: str, shown: str) -> None:
     assert in_cli_words(given) == shown
+
+
+def test_commands_that_are_printed_name_the_data_folder_unless_it_is_the_default() -> None:
+    def told(folder: str) -> str:
+        of_data_folder(Path(folder))
+        return data_option()
+
+    found = [copy_context().run(told, one) for one in (".stepfleet", "my data")]
+    assert [*found, data_option()] == ["", " --data 'my data'", ""]
