@@ -121,7 +121,7 @@ def test_what_is_there_already_is_kept_and_not_written_again(tmp_path: Path, kin
     before = path.read_bytes()
 
     with ResultFile(path, Layout(kind)) as file:
-        assert file.count == 1
+        assert len(file.ends) == 1
         file.add(result(R1, "a"))
         file.add(result(R2, "b"))
 
@@ -137,7 +137,7 @@ def test_a_line_cut_off_by_a_crash_is_written_anew(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
 
     with ResultFile(path, FULL) as file:
-        assert file.count == 1
+        assert len(file.ends) == 1
         file.add(result("r2"))
 
     assert [line["run_id"] for line in lines(path)] == ["r1", "r2"]
@@ -150,7 +150,7 @@ def test_a_line_may_be_cut_off_anywhere(tmp_path: Path, kind: Kind) -> None:
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with ResultFile(path, Layout(kind)) as file:
-            assert file.count == 0
+            assert len(file.ends) == 0
         assert path.read_bytes() == b""
 
 
@@ -299,7 +299,7 @@ def test_a_device_without_end_is_never_read_to_go_on_from() -> None:
     assert is_empty(path)
 
     with ResultFile(path, FULL) as file:
-        assert file.count == 0
+        assert len(file.ends) == 0
         with pytest.raises(ConfigurationError, match="No space left"):
             file.add(result("r1"))
 

@@ -133,7 +133,7 @@ def test_a_kill_in_the_middle_of_a_rewrite_leaves_the_old_file(tmp_path: Path) -
     assert path.read_bytes() == before
     assert len(list(tmp_path.iterdir())) == 2
     with ResultFile(path, FULL) as file:
-        assert file.count == 2
+        assert len(file.ends) == 2
     assert [line["run_id"] for line in lines(path)] == [R2, R1]
     assert [one.name for one in tmp_path.iterdir()] == ["out.jsonl"]
 
