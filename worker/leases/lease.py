@@ -112,7 +112,8 @@ class BaseLease:
 class Lease(BaseLease):
     """The lease of one step.
 
-    `remembered` is memory work that is journaled; `called` is set while a model is called. `failed`
+    `remembered` is memory work that is journaled; `called` is set while a model is called,
+    `uncalled` while the store knows that none was called so far. `failed`
     has the calls that failed and are not in the ledger yet, with their errors, `entered` is how
     many it has; `answers` are paid ones that no record has yet, by the models that were called.
     `journaled` is set once the newest of them is in the journal. `admitted` is the model that may
@@ -124,6 +125,7 @@ class Lease(BaseLease):
         self.claim = claim
         self.remembered = claim.journal.remembered
         self.called = False
+        self.uncalled = claim.uncalled
         self.failed: list[tuple[Exception | None, FailedCall]] = []
         self.entered = 0
         self.answers: list[tuple[str, LLMResponse]] = []

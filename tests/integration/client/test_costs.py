@@ -169,6 +169,26 @@ async def test_a_cancelled_run_leaves_calls_without_a_price(fleet: AsyncFleet, d
     assert (await fleet.costs()).total.ambiguous_calls == 1
 
 
+@pytest.mark.parametrize("is_handed_over", [False, True])
+async def test_calls_of_a_run_that_is_cancelled_behind_its_workers_are_of_its_model(
+    fleet: AsyncFleet, desk: Bench, *, is_handed_over: bool
+) -> None:
+    """Each is taken from the rows without a model, and counted once."""
+    model = "openai:other"
+    run_id = await fleet.submit(AGENT, "hi", model=model)
+    if is_handed_over:
+        first = await desk.claim(run_id)
+        await desk.commit(first, await handed_over(desk, first, model))
+    for _ in range(2):
+        await desk.claim(run_id, int(is_handed_over))
+        await lose(desk, run_id)
+    await fleet.runs.cancel(run_id)
+    rows = {one.group["model"]: one.ambiguous_calls for one in (await fleet.costs("model")).rows}
+    assert {name: n for name, n in rows.items() if n} == {model.removeprefix("openai:"): 2}
+    lost = (await fleet.runs.result(run_id)).lost_attempts
+    assert {one.model for one in lost} == {model.removeprefix("openai:")}
+
+
 async def test_a_failed_call_costs_what_its_provider_has_said(
     fleet: AsyncFleet, desk: Bench
 ) -> None:
@@ -404,9 +424,9 @@ async def test_bad_questions_name_field_and_fix(fleet: AsyncFleet) -> None:
         [line async for line in fleet.cost_lines(batch="x")]
 
 
-async def handed_over(desk: Bench, claim: Claim) -> Answered:
+async def handed_over(desk: Bench, claim: Claim, model: str = "openai:none") -> Answered:
     """Return an attempt after which another agent goes on."""
-    other = Agent("other", model="openai:none", max_steps=6)
+    other = Agent("other", model=model, max_steps=6)
     digest = await desk.opened.configs.save(other.config)
     by = RunAgent(name=claim.config.name, config=claim.config_digest)
     to = RunAgent(name="other", config=digest)

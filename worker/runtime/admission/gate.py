@@ -133,6 +133,15 @@ class Gate:
             if given is not None:
                 self.end([given])
 
+    def may_hold(self, hint: StepHint) -> bool:
+        """Whether the call of a step that is claimed now may have to wait.
+
+        Later steps than the first have a grant as a rule: it was requested with the commit before.
+        """
+        if self.learning.paces:
+            return True
+        return hint.step == 0 if self.active else self.learning.is_idle
+
     async def may_call(self, limit: str) -> bool:
         """Wait for a model's turn, where nothing is known of it; False: it has just refused."""
         if self.learning.holds(limit):
