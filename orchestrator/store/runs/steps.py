@@ -29,6 +29,8 @@ from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import end_state
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.steps import SHORTENED
 from stepfleet.orchestrator.records.usage import nano_usd
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.configs import Configs
@@ -285,6 +287,11 @@ class StepStore:
             fields["since"] = since
         if verdict.move is Move.FINISH:
             fields |= ending(verdict.stop_reason, verdict.error, self.terms.retention)
+            is_completed = fields["status"] == Lifecycle.COMPLETED
+            if is_completed and result and result.finish_reason in SHORTENED:
+                fields["shortened"] = result.finish_reason
+        if result and result.usage_estimated:
+            fields["estimated"] = "1"
         return fields
 
     def _entered(self, claim: Claim, verdict: Verdict) -> tuple[Verdict, dict[str, Any]]:

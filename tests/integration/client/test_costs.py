@@ -8,7 +8,7 @@ from io import StringIO
 from uuid import uuid4
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 from support.runs.stored_runs import USAGE, Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator import (
@@ -18,6 +18,7 @@ from stepfleet.orchestrator import (
     ConfigurationError,
     Costs,
     ErrorPolicy,
+    FinishReason,
     LLMResponse,
     UsageStats,
 )
@@ -390,6 +391,60 @@ async def test_a_cost_by_the_default_price_is_marked_wherever_it_is_shown(
     await fleet.runs.retry(unknown)
     status = await batch.progress()
     assert (status.cost_usd, status.default_priced_usd) == (0.25, 0)
+
+
+@pytest.mark.parametrize(
+    ("reason", "name", "words"),
+    [
+        (FinishReason.LENGTH, "cut_answers", "cut at the token limit (max_tokens)"),
+        (FinishReason.CONTENT_FILTER, "filtered_answers", "cut by the provider's content filter"),
+    ],
+)
+async def test_estimates_and_answers_that_are_not_whole_are_marked_wherever_they_are_shown(
+    fleet: AsyncFleet, desk: Bench, reason: FinishReason, name: str, words: str
+) -> None:
+    """LLM-12: no whole answer with a reported usage is."""
+    batch = await fleet.submit_batch([{"input": "a"}, {"input": "b"}], AGENT)
+    marked, whole = (run_id_of(batch.id, row) for row in range(2))
+    for run_id, changes in (
+        (marked, {"finish_reason": reason, "usage_estimated": True}),
+        (whole, {}),
+    ):
+        claim = await desk.claim(run_id)
+        attempt = answered(claim)
+        assert attempt.response is not None
+        changed = attempt.response.model_copy(update=changes)
+        await desk.commit(claim, replace(attempt, response=changed))
+
+    results = [await fleet.runs.result(one) for one in (marked, whole)]
+    assert [one.to_dict()["usage_estimated"] for one in results] == [True, False]
+    assert [one.to_dict()["finish_reason"] for one in results] == [reason, FinishReason.STOP]
+    lines = [slim(one) for one in results]
+    assert [one.get("usage_estimated") for one in lines] == [True, None]
+    assert [one.get("finish_reason") for one in lines] == [reason, None]
+    assert {one.run_id: one.usage_estimated for one in (await fleet.runs.page()).runs} == {
+        marked: True,
+        whole: False,
+    }
+    timeline = await fleet.runs.timeline(marked)
+    assert (timeline.run.usage_estimated, timeline.steps[0].usage_estimated) == (True, True)
+    status = await batch.progress()
+    texts = [printed(trace(one, {}, full=True)) for one in results]
+    assert f"the answer was {words}" in texts[0]
+    assert texts[0].count("~$0.2500") == texts[0].count("~15 tokens") == 2, "run and step"
+    assert "~" not in texts[1]
+    assert "the answer was" not in texts[1]
+    assert getattr(status, name) == status.cut_answers + status.filtered_answers == 1
+    assert "answers cut" in printed(summary(status, await batch.failures()))
+    await fleet.runs.send(marked, "go on")
+    status = await batch.progress()
+    assert (status.cut_answers, status.filtered_answers) == (0, 0), "it has no answer any more"
+
+
+def printed(shown: RenderableType) -> str:
+    out = StringIO()
+    Console(file=out, width=300).print(shown)
+    return out.getvalue()
 
 
 async def test_too_many_different_calls_lose_their_batch_and_no_cent(

@@ -273,6 +273,10 @@ end
 local function finish(from, batch, a, now)
   redis.call('HSET', run_key, 'status', a.status, 'stop_reason', a.stop_reason, 'error', a.error or '',
     'outcome', a.outcome, 'token', '', 'ended', digits(now), 'updated', digits(now), 'want', '')
+  if a.shortened then
+    redis.call('HSET', run_key, 'shortened', a.shortened)
+    count(batch, 'shortened:' .. a.shortened, 1)
+  end
   redis.call('ZREM', due_key, run_id)
   relist(from, a.stop_reason, a.created)
   owe(a.returns, now, batch == '' and a.retention)
@@ -299,6 +303,11 @@ local function reopen(from, to, batch)
   for _, key in ipairs(ALL_KEYS) do redis.call('PERSIST', key) end
   redis.call('PERSIST', run_key .. ':returns')
   local reason = redis.call('HGET', run_key, 'stop_reason') or ''
+  local shortened = redis.call('HGET', run_key, 'shortened')
+  if shortened then
+    redis.call('HDEL', run_key, 'shortened')
+    count(batch, 'shortened:' .. shortened, -1)
+  end
   relist(list_of(from, reason), to)
   if batch == '' then return end
   move(batch, from, to)
