@@ -57,8 +57,8 @@ class Store(Protocol):
     ) -> Held:
         """Renew the lease and note what must not be done twice."""
 
-    async def calls_model(self, claim: Claim, seconds: float) -> Held:
-        """Renew the lease and note that a model call is made now."""
+    async def note_call(self, claim: Claim, seconds: float, *, made: bool) -> Held:
+        """Renew the lease and note that a model call is made now, or that none was made so far."""
 
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
         """Write a verdict, all or nothing."""

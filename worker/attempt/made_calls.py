@@ -48,7 +48,7 @@ def made_by(lease: Lease, ports: Ports) -> Around:
                 await ports.admit(lease, request)
             if lease.uncalled:
                 await enter_call(lease, ports)
-            lease.called = True
+            lease.called = lease.has_called = True
             try:
                 response = await ask(request)
             except ModelError as error:
@@ -79,7 +79,7 @@ async def enter_call(lease: Lease, ports: Ports) -> None:
 
     Raises `StoreError`.
     """
-    lease.apply(await ports.store.calls_model(lease.claim, lease.seconds))
+    lease.apply(await ports.store.note_call(lease.claim, lease.seconds, made=True))
     await asyncio.sleep(0)  # where the step is another worker's by now, it ends here
     lease.uncalled = False
 

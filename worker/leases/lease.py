@@ -113,11 +113,11 @@ class Lease(BaseLease):
     """The lease of one step.
 
     `remembered` is memory work that is journaled; `called` is set while a model is called,
-    `uncalled` while the store knows that none was called so far. `failed`
-    has the calls that failed and are not in the ledger yet, with their errors, `entered` is how
-    many it has; `answers` are paid ones that no record has yet, by the models that were called.
-    `journaled` is set once the newest of them is in the journal. `admitted` is the model that may
-    be called under the limits of the fleet, where it is not the agent's first.
+    `has_called` from the first call on, and `uncalled` while the store knows that there was none.
+    `failed` has the calls that failed and are not in the ledger yet, with their errors, `entered`
+    is how many it has; `answers` are paid ones that no record has yet, by the models that were
+    called. `journaled` is set once the newest of them is in the journal. `admitted` is the model
+    that may be called under the limits of the fleet, where it is not the agent's first.
     """
 
     def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
@@ -126,6 +126,7 @@ class Lease(BaseLease):
         self.remembered = claim.journal.remembered
         self.called = False
         self.uncalled = claim.uncalled
+        self.has_called = False
         self.failed: list[tuple[Exception | None, FailedCall]] = []
         self.entered = 0
         self.answers: list[tuple[str, LLMResponse]] = []

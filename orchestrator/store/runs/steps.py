@@ -134,7 +134,7 @@ class StepStore:
         """Take the step: fence, lease, load, in one round trip; a long log takes more.
 
         With `waits` its model call may have to wait: the store knows that none is made before
-        `calls_model`.
+        `note_call`.
 
         Raises `StoreError` when Redis stays out of reach or the records cannot be read.
         """
@@ -188,9 +188,9 @@ class StepStore:
             fields += [f"r:{index}", record.to_json()]
         return await self._journaled("journal" if fields else "renew", claim, seconds, fields)
 
-    async def calls_model(self, claim: Claim, seconds: float) -> Held:
-        """Renew the lease and note that a model call is made now, where the claim `waits`."""
-        return await self._journaled("renew", claim, seconds, ("called", "1"))
+    async def note_call(self, claim: Claim, seconds: float, *, made: bool) -> Held:
+        """Renew the lease and note that a model call is made now, or that none was made so far."""
+        return await self._journaled("renew", claim, seconds, ("called", "1" if made else "0"))
 
     async def _journaled(
         self, script: str, claim: Claim, seconds: float, fields: Sequence[str]

@@ -208,9 +208,15 @@ class AdmittedSteps:
                 gate.end([charging(used.names, None, spent)] if spent != NOTHING else [])
         return held
 
-    async def calls_model(self, claim: Claim, seconds: float) -> Held:
-        """Note by the store that a model call is made now."""
-        return await self._store.calls_model(claim, seconds)
+    async def note_call(self, claim: Claim, seconds: float, *, made: bool) -> Held:
+        """Note by the store that a model call is made now, or none so far."""
+        return await self._store.note_call(claim, seconds, made=made)
+
+    async def _note_wait(self, lease: Lease) -> None:
+        """Have the store know of a step that waits that no call of it was made so far."""
+        if not (lease.uncalled or lease.has_called):
+            lease.apply(await self.note_call(lease.claim, lease.seconds, made=False))
+            lease.uncalled = True
 
     def _answered(
         self,
@@ -242,7 +248,7 @@ class AdmittedSteps:
             used = await self._turn_to(model, lease, used)
             lease.admitted = model
         limit = limit_name(model, request.settings)
-        if not await gate.may_call(limit):
+        if not await gate.may_call(limit, partial(self._note_wait, lease)):
             raise _held_back(model, limit)
         if used is not None:
             used.is_called = True

@@ -39,7 +39,6 @@ class Learning:
         """How many there are in the fleet."""
         self._clock = clock
         self._sent: dict[str, Sent] = {}
-        self._last = float("-inf")
         self._said: dict[str, dict[str, float]] = {}
         self._held: dict[str, float] = {}
         self._stated: dict[str, tuple[dict[str, float], float]] = {}
@@ -53,7 +52,6 @@ class Learning:
     def turn(self, model: str) -> "asyncio.Future[None] | None":
         """Note a call that is made without a grant; return what it waits for, None for nothing."""
         now, sent = self._clock(), self._sent.get(model)
-        self._last = now
         if sent is None or now - sent.began >= 2 * WINDOW:
             if len(self._sent) >= MOST_MODELS:
                 self._sent.clear()
@@ -65,16 +63,6 @@ class Learning:
             sent.ramp = None
             return None
         return sent.ramp.turn()
-
-    @property
-    def paces(self) -> bool:
-        """Whether calls of a model may have to wait for their turn."""
-        return any(one.ramp is not None and not one.ramp.is_over for one in self._sent.values())
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no call was made lately: of the next ones, some may wait for their turn."""
-        return self._clock() - self._last >= 2 * WINDOW
 
     def holds(self, model: str) -> bool:
         """Return whether calls of a model without a limit are held back, since it refuses them."""
