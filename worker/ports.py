@@ -57,6 +57,9 @@ class Store(Protocol):
     ) -> Held:
         """Renew the lease and note what must not be done twice."""
 
+    async def note_call(self, claim: Claim, seconds: float, *, made: bool) -> Held:
+        """Renew the lease and note that a model call is made now, or that none was made so far."""
+
     async def commit(self, claim: Claim, verdict: Verdict, events: Events) -> Committed:
         """Write a verdict, all or nothing."""
 
@@ -226,7 +229,7 @@ class Ports:
     has no answer by then;
     `successor` returns the stored configuration of the agent that goes on with a run, by its name,
     and raises `ConfigurationError` where nobody knows it; `admit` has a step call a model under
-    that one's own limits, and raises `ModelError` where these have no room.
+    that one's own limits and in its turn, and raises `ModelError` where these have no room.
     """
 
     store: Store
@@ -251,7 +254,7 @@ class Ports:
     stop_run: Callable[[str, str], Awaitable[RunEnd | None]] | None = None
     attend: Callable[[TakenCall, Awaited, AgentCode], Awaitable[float]] | None = None
     successor: Callable[[str], Awaitable[AgentConfig]] | None = None
-    admit: Callable[[Lease, str], Awaitable[None]] | None = None
+    admit: Callable[[Lease, ModelRequest], Awaitable[None]] | None = None
 
     async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
         """Claim a step by the store, seen by the observers. Raises `StoreError`."""

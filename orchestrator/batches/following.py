@@ -268,6 +268,7 @@ def _run(
         config=digest,
         messages=input_of(composed(plan.input, before, others), "input", config.prompt),
         max_steps=config.max_steps,
+        model=config.model,
         batch_id=target.batch_id,
         row=row,
         line_id=f"page {row + 1}" if plan.page else first.before.name,

@@ -379,6 +379,7 @@ def _new_run(manifest: Manifest, row: int, draft: Draft, order: BatchOrder) -> N
         config=draft.digest,
         messages=line.messages,
         max_steps=draft.max_steps,
+        model=draft.overrides.get("model") or config.model,
         batch_id=manifest.batch_id,
         row=row,
         line_id=line.line_id,

@@ -213,6 +213,7 @@ class AsyncFleet:
             config=config.digest,
             messages=messages,
             max_steps=changed.max_steps,
+            model=changed.model,
             overrides=own,
             metadata=place.metadata,
             parent=parent,

@@ -132,6 +132,8 @@ class Claim:
     """Indexes of tool calls that the run has waited for in vain."""
     broken: ErrorInfo | None = None
     """What went wrong behind the claim: the step fails with it."""
+    uncalled: bool = False
+    """Whether the store knows that no model call is made so far: a lost worker has paid nothing."""
 
     @property
     def payer(self) -> str:

@@ -66,12 +66,13 @@ class Losses:
     """How often an open step, or a tool call, has lost its worker, and what is known of each time.
 
     `count` includes losses of which nothing is known (an older worker has counted them). `new` is
-    true for a claim that has just counted one.
+    true for a claim that has just counted one, `uncalled` where that one had made no model call.
     """
 
     count: int = 0
     known: tuple[Loss, ...] = ()
     new: bool = False
+    uncalled: bool = False
 
     def suspicion(self, limit: int) -> Suspicion:
         """Return the suspicion when `limit` workers may be lost with it.
@@ -123,14 +124,17 @@ def _is_alone(loss: Loss) -> bool:
     return loss.how is How.CHILD or (loss.how is How.ALONE and loss.group == 1)
 
 
-def losses(count: int, text: str, step: int, *, new: bool = False) -> Losses:
+def losses(
+    count: int, text: str, step: int, *, new: bool = False, uncalled: bool = False
+) -> Losses:
     """Return the losses of that step in a record's `text`: `<step> <token>:<how> ...`.
 
     Entries beyond `count` are older, and void: they were counted before the step was retried.
     """
     at, _, entries = text.partition(" ")
     known = tuple(_read(entries.split())) if at == str(step) else ()
-    return Losses(count, known[max(len(known) - count, 0) :], new)
+    known = known[max(len(known) - count, 0) :]
+    return Losses(count, known, new, uncalled)
 
 
 def _read(entries: Iterable[str]) -> Iterable[Loss]:

@@ -10,6 +10,7 @@ from pydantic import Field
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import Cause
 from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.steps import FinishReason
 
 BatchFormat = Literal["stepfleet", "openai"]
 
@@ -132,10 +133,12 @@ class BatchProgress(Record):
     """The progress of a batch. Every number comes from the runs' own commits; none is a guess.
 
     `tokens` and `cost_usd` are of committed steps. `default_priced_usd` is the part of the cost by
-    the default price, since no table has the model. `lost` counts attempts whose work was not
-    committed. `total` is the number of valid input lines, also while they are submitted.
-    `submitted` counts the runs that were created; `submission_stalled` is true when some were
-    not and their submitter is gone, `cancel_requested` when the whole batch was cancelled.
+    the default price, since no table has the model. `cut_answers` and `filtered_answers` are those
+    of completed runs that were cut at the token limit, or by the provider's filter. `lost` counts
+    attempts whose work was not committed. `total` is the number of valid input lines, also while
+    they are submitted. `submitted` counts the runs that were created; `submission_stalled` is true
+    when some were not and their submitter is gone, `cancel_requested` when the whole batch was
+    cancelled.
     `past_retention` counts runs that ended and whose records have been removed since; they stay
     in all other numbers where the batch ended as a whole. While `held` is set, equal permanent
     errors have paused the batch until it is resumed.
@@ -164,6 +167,8 @@ class BatchProgress(Record):
     llm_calls: int = 0
     cost_usd: float = 0.0
     default_priced_usd: float = 0.0
+    cut_answers: int = 0
+    filtered_answers: int = 0
     lost: int = 0
     past_retention: int = 0
     submitted: int = 0
@@ -278,6 +283,8 @@ def progress_of(
         llm_calls=sums.get("calls", 0),
         cost_usd=sums.get("cost", 0) / NANO,
         default_priced_usd=sums.get("guessed", 0) / NANO,
+        cut_answers=sums.get(f"shortened:{FinishReason.LENGTH}", 0),
+        filtered_answers=sums.get(f"shortened:{FinishReason.CONTENT_FILTER}", 0),
         lost=sums.get("lost", 0),
         past_retention=past,
         submitted=sums.get("total", 0),

@@ -42,6 +42,13 @@ class FinishReason(StrEnum):
     OTHER = "other"
 
 
+SHORTENED = {
+    FinishReason.LENGTH: "cut at the token limit (max_tokens)",
+    FinishReason.CONTENT_FILTER: "cut by the provider's content filter",
+}
+"""What happened to an answer with such a finish reason, which is not all of it."""
+
+
 class StepErrors(Record):
     """What went wrong in a step."""
 

@@ -175,10 +175,12 @@ class Scene:
 
     async def lose_worker(self) -> None:
         key, execute = self.desk.opened.keys.run(self.run_id), self.desk.opened.connection.execute
-        if not await execute("HGET", key, "token"):
+        token, uncalled = await execute("HMGET", key, "token", "uncalled")
+        if not token:
             self.is_exact = False  # it had committed
             return
-        if not self.is_paid and not await execute("HEXISTS", f"{key}:journal", "response"):
+        is_known = uncalled == token or await execute("HEXISTS", f"{key}:journal", "response")
+        if not self.is_paid and not is_known:
             self.without_call += 1
         await lease_runs_out(self.desk, self.run_id)
 

@@ -4,6 +4,7 @@ What calls may have cost stays with the lease until a record has it: the step, t
 entry of the ledger. Nothing of it depends on what code behind the call does with an answer.
 """
 
+import asyncio
 from typing import Any
 
 from stepfleet.orchestrator.errors import ModelError
@@ -43,8 +44,10 @@ def made_by(lease: Lease, ports: Ports) -> Around:
             if lease.failed:
                 await enter_failed(lease, ports)
             if ports.admit is not None:
-                await ports.admit(lease, request.model)
-            lease.called = request
+                await ports.admit(lease, request)
+            if lease.uncalled:
+                await enter_call(lease, ports)
+            lease.called, lease.has_called = request, True
             try:
                 response = await ask(request)
             except ModelError as error:
@@ -68,6 +71,16 @@ def made_by(lease: Lease, ports: Ports) -> Around:
         return call
 
     return made
+
+
+async def enter_call(lease: Lease, ports: Ports) -> None:
+    """Have the store know that a call is made now: from here on it may have been paid for.
+
+    Raises `StoreError`.
+    """
+    lease.apply(await ports.store.note_call(lease.claim, lease.seconds, made=True))
+    await asyncio.sleep(0)  # where the step is another worker's by now, it ends here
+    lease.uncalled = False
 
 
 async def enter_failed(lease: Lease, ports: Ports) -> None:

@@ -114,12 +114,13 @@ class BaseLease:
 class Lease(BaseLease):
     """The lease of one step.
 
-    `remembered` is memory work that is journaled; `called` is the request while a model is called.
-    `failed` has the calls that failed and are not in the ledger yet, with their errors, `entered`
-    is how many it has, `lost` what these cost; `answers` are paid ones that no record has yet, by
-    the models that were called. `journaled` is set once the newest of them is in the journal.
-    `admitted` is the model that may be called under the limits of the fleet, where it is not the
-    agent's first.
+    `remembered` is memory work that is journaled; `called` is the request while a model is called,
+    `has_called` is set from the first call on, and `uncalled` while the store knows that there was
+    none. `failed` has the calls that failed and are not in the ledger yet, with their errors,
+    `entered` is how many it has, `lost` what these cost; `answers` are paid ones that no record has
+    yet, by the models that were called. `journaled` is set once the newest of them is in the
+    journal. `admitted` is the model that may be called under the limits of the fleet, where it is
+    not the agent's first.
     """
 
     def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
@@ -127,6 +128,8 @@ class Lease(BaseLease):
         self.claim = claim
         self.remembered = claim.journal.remembered
         self.called: ModelRequest | None = None
+        self.uncalled = claim.uncalled
+        self.has_called = False
         self.failed: list[tuple[Exception | None, FailedCall]] = []
         self.entered = 0
         self.lost = LostUse()

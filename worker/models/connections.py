@@ -5,11 +5,15 @@ and responses cost more than the call itself; a worker makes a call per step and
 connection per slot, so a model call goes straight to aiohttp.
 """
 
+import asyncio
 import functools
 import urllib.request
 from collections.abc import Mapping
+from contextvars import ContextVar
+from weakref import WeakSet
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from stepfleet.orchestrator.models.endpoint import is_loopback
@@ -17,13 +21,47 @@ from stepfleet.orchestrator.models.endpoint import is_loopback
 CONNECT_SECONDS = 10.0
 _KEEPALIVE_SECONDS = 30.0
 _DNS_SECONDS = 60
-_STALE_CONNECTIONS = 3
+STALE_SECONDS = 1.0
+"""A kept connection that ends so soon behind a request, without a byte, had ended before it."""
 _COMMON_HEADERS = {
     "accept": "application/json, text/event-stream",
     "accept-encoding": "identity",
     "user-agent": "stepfleet",
 }
 """Headers of every request. Answers are short: compressing them costs more than it saves."""
+
+
+_kept: ContextVar[float | None] = ContextVar("_kept", default=None)
+"""When this task's request got a connection that had served another one; None for a new one."""
+_wants_new: ContextVar[bool] = ContextVar("_wants_new", default=False)
+"""Whether this task's request is to get a new one."""
+
+
+class _Pool(aiohttp.TCPConnector):
+    """Notes whether a request gets a kept connection."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            limit=limit, keepalive_timeout=_KEEPALIVE_SECONDS, ttl_dns_cache=_DNS_SECONDS
+        )
+        self._used: WeakSet[ResponseHandler] = WeakSet()
+
+    async def connect(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[aiohttp.tracing.Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own word
+    ) -> aiohttp.connector.Connection:
+        """Return a connection for the request."""
+        connection = await super().connect(req, traces, timeout)
+        while _wants_new.get() and connection.protocol in self._used:
+            connection.close()
+            connection = await super().connect(req, traces, timeout)
+        is_kept = connection.protocol in self._used
+        _kept.set(asyncio.get_running_loop().time() if is_kept else None)
+        if connection.protocol is not None:
+            self._used.add(connection.protocol)
+        return connection
 
 
 class Connections:
@@ -45,7 +83,8 @@ class Connections:
     ) -> aiohttp.ClientResponse:
         """Send a request and return its answer, the body unread; the caller closes it.
 
-        Raises `aiohttp.ClientError`, `TimeoutError` when connecting takes too long, or `OSError`.
+        Where a kept connection turns out to have been closed, it is sent on a new one. Raises
+        `aiohttp.ClientError`, `TimeoutError` when connecting takes too long, or `OSError`.
         """
         address = _address(url)
         proxy = proxy_for(address, self._proxies) if self._proxies else None
@@ -54,14 +93,17 @@ class Connections:
         send = functools.partial(
             self._session.post, address, headers=headers, data=body, proxy=proxy
         )
-        for _ in range(_STALE_CONNECTIONS):
-            try:
-                return await send(allow_redirects=False)
-            except aiohttp.ClientOSError as error:
-                # The server had closed a kept connection: it cannot have the whole request.
-                if not isinstance(error.__cause__, aiohttp.ClientConnectionResetError):
-                    raise
-        return await send(allow_redirects=False)
+        _kept.set(None)
+        try:
+            return await send(allow_redirects=False)
+        except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:
+            if not _was_stale(error, asyncio.get_running_loop().time()):
+                raise
+        before = _wants_new.set(True)
+        try:
+            return await send(allow_redirects=False)
+        finally:
+            _wants_new.reset(before)
 
     async def aclose(self) -> None:
         """Close all connections."""
@@ -70,15 +112,27 @@ class Connections:
             await session.close()
 
     def _new_session(self) -> aiohttp.ClientSession:
-        connector = aiohttp.TCPConnector(
-            limit=self._limit, keepalive_timeout=_KEEPALIVE_SECONDS, ttl_dns_cache=_DNS_SECONDS
-        )
         return aiohttp.ClientSession(
-            connector=connector,
+            connector=_Pool(self._limit),
             headers=_COMMON_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         )
+
+
+def _was_stale(error: aiohttp.ClientConnectionError, now: float) -> bool:
+    """Return whether the server had closed the connection before it could have the request.
+
+    As browsers do it: by the end of a kept connection, without a byte of an answer. One that comes
+    later may be that of a server which has begun to work.
+    """
+    if isinstance(error.__cause__, aiohttp.ClientConnectionResetError):
+        return True  # nothing was written
+    if (since := _kept.get()) is None or now - since > STALE_SECONDS:
+        return False
+    if isinstance(error, aiohttp.ServerDisconnectedError):
+        return isinstance(error.message, str)  # else it is what came of an answer
+    return isinstance(error.__cause__, ConnectionResetError | BrokenPipeError)
 
 
 def proxy_for(url: URL, proxies: Mapping[str, str]) -> str | None:

@@ -59,10 +59,7 @@ class StreamsText(Protocol):
 
 
 class Watch(Protocol):
-    """Learns of the limits of models, by their names, and holds back what would be refused."""
-
-    async def may_call(self, limit: str) -> bool:
-        """Wait until a call may be made; False: none is to be made now."""
+    """Learns of the limits of models, by their names."""
 
     def note_headers(self, limit: str, headers: Mapping[str, str], seconds: float) -> None:
         """Note the headers of an answer over HTTP, which took so long."""
@@ -153,8 +150,6 @@ class Models:
             llm, name = self.resolve(model)
             request = request.model_copy(update={"model": name})
         watch = self.watch
-        if watch is not None and not await watch.may_call(limit):
-            raise _held_back(model, limit)
         sent = asyncio.get_running_loop().time()
         try:
             return await _guarded(llm, request, on_text)
@@ -200,12 +195,6 @@ class Models:
             raise ModelSetupError(msg)
         llm: LLM = made
         return llm
-
-
-def _held_back(model: str, limit: str) -> RateLimitError:
-    error = RateLimitError(f"{model} has just refused other calls; this one was not sent")
-    error.model, error.limit, error.unsent = model, limit, True
-    return error
 
 
 def service_model(name: str, connections: Connections, **options: Any) -> HttpModel:

@@ -28,7 +28,8 @@ def full(result: AgentRunResult) -> dict[str, Any]:
 def slim(result: AgentRunResult) -> dict[str, Any]:
     """Return the answer, why the run stopped, what it cost, and its error, if there was one.
 
-    `price_estimated` is there where the cost is by a default price.
+    `price_estimated` is there where the cost is by a default price, `usage_estimated` where tokens
+    are counted here, and `finish_reason` where the answer was cut or filtered.
     """
     answer = "output" if result.structured is None else "structured"
     names = ("run_id", "status", "stop_reason", answer, "cost_usd", "end_time")
@@ -38,4 +39,8 @@ def slim(result: AgentRunResult) -> dict[str, Any]:
         line["error"] = error
     if result.price_estimated:
         line["price_estimated"] = True
+    if result.usage_estimated:
+        line["usage_estimated"] = True
+    if result.shortened:
+        line["finish_reason"] = result.finish_reason
     return line

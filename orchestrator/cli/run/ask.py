@@ -199,6 +199,8 @@ def print_answer(result: AgentRunResult, *, json: bool, shown_before: str = "") 
         print_json(result.to_dict())
     else:
         _print_text(result, shown_before)
+    if result.shortened:
+        notice(f"The answer was {result.shortened}")
     if result.status is RunStatus.COMPLETED:
         return COMPLETED
     why = result.error or (str(result.explaining) if result.explaining else "")

@@ -33,7 +33,7 @@ def seconds(value: float | None) -> str:
 def usd(value: float | Decimal, *, guessed: bool = False) -> str:
     """Return an amount: cents for large ones, more digits for small ones.
 
-    `guessed` marks one that is by a default price.
+    `guessed` marks an estimate: by a default price, or of tokens that were counted here.
     """
     if guessed:
         return f"~{usd(value)}"
@@ -45,9 +45,9 @@ def usd(value: float | Decimal, *, guessed: bool = False) -> str:
     return f"${value:.{min(digits, _SMALLEST)}f}"
 
 
-def count(value: int) -> str:
-    """Return a whole number with thousands separated."""
-    return f"{value:,}"
+def count(value: int, *, guessed: bool = False) -> str:
+    """Return a whole number with thousands separated; `guessed` marks an estimate."""
+    return f"~{value:,}" if guessed else f"{value:,}"
 
 
 def moment(value: datetime | None) -> str:

@@ -105,6 +105,10 @@ def _beside(batch: BatchProgress) -> Iterator[tuple[str, str, str]]:
         yield "left out", f"{count(batch.left_out)} runs of that batch have no result", "yellow"
     for one in batch.next:
         yield "is followed by", one, ""
+    if batch.cut_answers:
+        yield "answers cut at max_tokens", count(batch.cut_answers), "yellow"
+    if batch.filtered_answers:
+        yield "answers cut by a content filter", count(batch.filtered_answers), "yellow"
     if batch.past_retention:
         yield "retention", f"{count(batch.past_retention)} results are past retention", "yellow"
 

@@ -95,10 +95,9 @@ def below(tree: RunTree, asks: Sequence[Ask] = ()) -> RenderableType | None:
 def _branches(tree: RunTree, at: Tree, asks: Sequence[Ask]) -> Tree:
     for one in tree.below:
         run = one.run
+        is_guess = run.price_estimated or run.usage_estimated
         spent = (
-            f"{_steps(run)}, {usd(run.cost_usd, guessed=run.price_estimated)}"
-            if run.cost_usd
-            else _steps(run)
+            f"{_steps(run)}, {usd(run.cost_usd, guessed=is_guess)}" if run.cost_usd else _steps(run)
         )
         line = Text(f"{shown(run.agent, _ERROR)}: {_state(run)}, {spent}")
         branch = at.add(line.append(f"  {run.run_id}", style="dim"))

@@ -22,7 +22,7 @@ from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin, end_state
 from stepfleet.orchestrator.records.run.results import AgentRunResult, LostAttempt
-from stepfleet.orchestrator.records.steps import Handoff, StepResult
+from stepfleet.orchestrator.records.steps import SHORTENED, Handoff, StepResult
 
 _LINE = 160
 _NAME = 120
@@ -69,6 +69,8 @@ def trace(
         parts += [_traceback(one.traceback) for one in result.outcome.broken]
     if result.output is not None:
         parts.append(_labelled("answer", result.output, limit, "green"))
+    if result.shortened:
+        parts.append(Text(f"the answer was {result.shortened}", style="yellow"))
     return Group(*parts)
 
 
@@ -80,10 +82,12 @@ def _head(result: AgentRunResult) -> RenderableType:
     usage = result.usage
     used = (
         f"{result.steps_used} of {result.max_iterations} steps, "
-        f"{count(usage.total_tokens)} tokens ({count(usage.prompt_tokens)} prompt, "
-        f"{count(usage.completion_tokens)} completion), "
-        f"{usd(result.cost_usd, guessed=result.price_estimated)}"
+        f"{count(usage.total_tokens, guessed=result.usage_estimated)} tokens "
+        f"({count(usage.prompt_tokens)} prompt, {count(usage.completion_tokens)} completion), "
+        f"{usd(result.cost_usd, guessed=result.is_estimate)}"
     )
+    if result.usage_estimated:
+        used += " (tokens are estimated where a server reports none)"
     if result.price_estimated:
         used += " (an estimate: no price is known for a model; see stepfleet costs --by model)"
     if result.below_usage.total_tokens or result.below_cost_usd:
@@ -133,9 +137,12 @@ def _labelled(label: str, text: str, limit: int, style: str = "") -> Text:
 def _step_head(step: StepResult) -> Text:
     spent = [seconds(step.duration_ms / 1000)]
     if step.usage and (step.usage.total_tokens or not step.cached):
-        spent.append(f"{count(step.usage.total_tokens)} tokens")
+        spent.append(f"{count(step.usage.total_tokens, guessed=step.usage_estimated)} tokens")
     if step.cost_usd:
-        spent.append(usd(step.cost_usd, guessed=step.price_estimated))
+        is_guess = step.price_estimated or step.usage_estimated
+        spent.append(usd(step.cost_usd, guessed=is_guess))
+    if step.finish_reason in SHORTENED:
+        spent.append(SHORTENED[step.finish_reason])
     if step.cache and step.cache.hit:
         saved = f"{count(step.cache.saved_tokens)} tokens, {usd(step.cache.saved_usd)}"
         spent.append(f"cached (saved {saved})")

@@ -64,13 +64,15 @@ def restored(
     state = checkpoint.full_state
     state = state if same else renamed(state, run_id)
     log, outcomes = _fields(checkpoint)
+    changed = config.with_overrides(overrides or {})
     return ImportedRun(
         run=NewRun(
             run_id=run_id,
             agent=config.name,
             config=config.digest,
             messages=(),
-            max_steps=config.with_overrides(overrides or {}).max_steps,
+            max_steps=changed.max_steps,
+            model=changed.model,
             overrides=dict(overrides or {}),
             metadata=checkpoint.metadata,
             tenant=parse_tenant(checkpoint.tenant),

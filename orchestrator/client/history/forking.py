@@ -58,6 +58,7 @@ def forked(run: StoredRun, order: ForkOrder) -> ImportedRun:
             config=order.config.digest,
             messages=(),
             max_steps=config.max_steps,
+            model=config.model,
             overrides=dict(order.overrides),
             metadata=state.metadata,
             tenant=run.header.get("tenant"),

@@ -40,6 +40,7 @@ function showHead(one, waiting) {
       ["Not completed", bad ? el("a", { href: "#failures" }, count(bad)) : "0"],
       ["Pace", pace.text(one, waiting)],
       ["Cost of its runs", usd(one.cost_usd, one.default_priced_usd > 0)],
+      ["Answers cut at max_tokens", one.cut_answers || null], ["Answers cut by a content filter", one.filtered_answers || null],
       ["Of it at a default price", one.default_priced_usd > 0 ? usd(one.default_priced_usd) : null],
       ["With runs below them", el("a", { href: page(`/costs?${new URLSearchParams({ batch: id })}`) }, "costs of this batch")],
       ["Tokens", count(one.tokens)],

@@ -124,7 +124,7 @@ export function duration(seconds) {
 /** Memory. */
 export const megabytes = (bytes) => (bytes === null || bytes === undefined ? "" : `${count(Math.round(bytes / 2 ** 20))} MB`);
 
-/** A price; small ones keep two digits that say something. `guessed` marks one that is by a default price. */
+/** A price; small ones keep two digits that say something. `guessed` marks an estimate. */
 export function usd(value, guessed = false) {
   if (value === null || value === undefined) return "";
   if (guessed) return `~${usd(value)}`;
@@ -135,7 +135,7 @@ export function usd(value, guessed = false) {
 }
 
 /** A whole number with its thousands. */
-export const count = (number) => (number === null || number === undefined ? "" : Number(number).toLocaleString("en-US"));
+export const count = (number, guessed = false) => (number === null || number === undefined ? "" : `${guessed ? "~" : ""}${Number(number).toLocaleString("en-US")}`);
 
 /** So many runs, steps, ...: with an s where they are several. */
 export const many = (number, noun) => `${count(number)} ${noun}${Number(number) === 1 ? "" : "s"}`;

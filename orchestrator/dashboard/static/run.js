@@ -24,6 +24,7 @@ const MEANING = {
   guard: "A guard ended it, as a budget that is spent. Raise it, then retry.",
   user_requested: "Somebody has cancelled it, or the run that has started it has ended.",
 };
+const SHORTENED = { length: "cut at the token limit (max_tokens)", content_filter: "cut by the provider's content filter" };
 const KINDS = { crash: "its worker was lost", late: "another worker had taken over", deferred: "tried again later", failed: "failed", interrupted: "broken off", retried: "taken back by a retry" };
 const LIMITS = [
   { label: "max_steps", name: "max_steps", type: "number" },
@@ -89,7 +90,7 @@ function header(run) {
     facts([
       ["Agent", run.agent], ["Batch", links.batch], ["Tenant", run.tenant], ["Parent", links.parent],
       ["Steps", `${count(run.steps)}${run.max_steps ? ` of ${count(run.max_steps)}` : ""}`], ["Active", duration(run.active_seconds)],
-      ["Tokens", count(run.tokens)], ["Cost", usd(run.cost_usd, run.price_estimated)], ["Cost of runs below", run.below_cost_usd ? usd(run.below_cost_usd) : null], ["In total", run.below_cost_usd ? usd(withBelow(run)) : null], ["Lost attempts", found.lost_attempts || null], ["Cost of lost attempts", found.lost_cost_usd ? usd(found.lost_cost_usd) : null],
+      ["Tokens", count(run.tokens, run.usage_estimated)], ["Cost", usd(run.cost_usd, run.price_estimated || run.usage_estimated)], ["Cost of runs below", run.below_cost_usd ? usd(run.below_cost_usd) : null], ["In total", run.below_cost_usd ? usd(withBelow(run)) : null], ["Lost attempts", found.lost_attempts || null], ["Cost of lost attempts", found.lost_cost_usd ? usd(found.lost_cost_usd) : null],
       ["Created", time(run.created)], ["Ended", time(run.ended)],
       ["Celery", el("a", { href: page(`/tasks?name=${encodeURIComponent(`step args:"${run.run_id.replaceAll('"', "")}"`)}`) }, "its tasks")],
     ]),
@@ -196,7 +197,7 @@ function tool(one, call, at) {
 
 function step(one) {
   if (one.too_large) return el("article", { class: "sf-card" }, el("h3", {}, `Step ${one.step}`), el("p", {}, "It is too large for this page: stepfleet show has all of it. ", one.cut.includes("step") ? download(one.step, "step", "Download it") : null));
-  const about = [one.model, `${many(one.tokens, "token")} (${count(one.output_tokens)} written${one.cached_tokens ? `, ${count(one.cached_tokens)} cached by the provider` : ""})`, usd(one.cost_usd, one.price_estimated), duration(one.duration_ms === null ? null : one.duration_ms / 1000), one.cached ? "answered from the cache" : null,
+  const about = [one.model, `${one.usage_estimated ? "~" : ""}${many(one.tokens, "token")} (${count(one.output_tokens)} written${one.cached_tokens ? `, ${count(one.cached_tokens)} cached by the provider` : ""})`, usd(one.cost_usd, one.price_estimated || one.usage_estimated), SHORTENED[one.finish_reason] || null, duration(one.duration_ms === null ? null : one.duration_ms / 1000), one.cached ? "answered from the cache" : null,
     one.waited_seconds >= 0.05 ? `waited ${duration(one.waited_seconds)}${one.waited_for ? ` for ${one.waited_for}` : ""}` : null, one.worker].filter(Boolean);
   if (!one.type) return el("article", { class: "sf-card" }, el("h3", {}, `Step ${one.step}`), el("p", { class: "sf-muted" }, "Its memory policy has removed this step from the log."));
   const again = button("Again from here", () => fork(one.step - 1, `Again from step ${one.step}`), "link");

@@ -152,8 +152,8 @@ function row(run) {
     run.batch_id ? el("a", { class: "sf-id", href: page(`/batches/${encodeURIComponent(run.batch_id)}`), title: run.batch_id, "aria-label": `Batch ${run.batch_id}` }, run.batch_id.slice(0, SHORT)) : "",
     run.tenant ? narrowed(narrow, "tenant", run.tenant) : "",
     run.max_steps ? `${count(run.steps)} of ${count(run.max_steps)}` : count(run.steps),
-    count(run.tokens),
-    usd(run.cost_usd, run.price_estimated),
+    count(run.tokens, run.usage_estimated),
+    usd(run.cost_usd, run.price_estimated || run.usage_estimated),
     time(run.created),
     duration(run.active_seconds),
   ].map((cell) => (Array.isArray(cell) ? el("div", {}, cell) : cell));

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.errors import Cause, ErrorInfo
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
 from stepfleet.orchestrator.records.run.causes import LastError, cause_of_end, explains
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.records.steps import Handoff, StepResult
+from stepfleet.orchestrator.records.steps import SHORTENED, FinishReason, Handoff, StepResult
 from stepfleet.orchestrator.records.usage import UsageStats, sum_usd
 
 
@@ -216,6 +216,7 @@ class RunFacts(Record):
         """What the run and all runs below it have cost."""
         return sum_usd(self.cost_usd, self.below_cost_usd)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def lost_cost_usd(self) -> float:
         """What calls of attempts that were not committed have cost, or may have."""
@@ -226,6 +227,24 @@ class RunFacts(Record):
     def usage_estimated(self) -> bool:
         """Whether tokens and cost hold estimates, since some call came without its usage."""
         return any(step.usage_estimated for step in self.steps)
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """Why the model ended its last answer; None before the first one."""
+        return self.steps[-1].finish_reason if self.steps else None
+
+    @property
+    def is_estimate(self) -> bool:
+        """Whether the cost is an estimate: of estimated tokens, or by the default price."""
+        return self.price_estimated or self.usage_estimated
+
+    @property
+    def shortened(self) -> str:
+        """Why the answer of a completed run is not all that the model had to say; "" if it is."""
+        if self.status is not RunStatus.COMPLETED or self.finish_reason is None:
+            return ""
+        return SHORTENED.get(self.finish_reason, "")
 
     @property
     def saved_usd(self) -> float:

@@ -15,7 +15,7 @@ class RunSummary(Record):
     `active_seconds` is the time of its current execution's steps; `cost_usd` is the run's own,
     `below_cost_usd` that of the runs below it. These and `tokens` are None where the run's state is
     too large to be read for a list. With `price_estimated` some of the cost is by the default
-    price. `error` is cut.
+    price, with `usage_estimated` some of the tokens are estimates. `error` is cut.
     """
 
     run_id: str
@@ -38,6 +38,7 @@ class RunSummary(Record):
     cost_usd: float | None = None
     below_cost_usd: float | None = None
     price_estimated: bool = False
+    usage_estimated: bool = False
 
 
 class RunPage(Record):
@@ -107,6 +108,7 @@ class StepSummary(Record):
     cached_tokens: int = 0
     cost_usd: float = 0.0
     price_estimated: bool = False
+    usage_estimated: bool = False
     cached: bool = False
     errors: tuple[str, ...] = ()
     given: str | None = None

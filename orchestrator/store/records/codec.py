@@ -17,6 +17,7 @@ from stepfleet.orchestrator.records.calls.answers import Answer
 from stepfleet.orchestrator.records.calls.logged_calls import LoggedCalls
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
+from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -98,6 +99,11 @@ def stored_agent(agent: RunAgent) -> Fields:
     """Return the header's fields that say which agent has the run."""
     overrides = exact_json.text(agent.overrides) if agent.overrides else ""
     return {"agent": agent.name, "config": agent.config, "overrides": overrides}
+
+
+def stored_model(digest: str, model: str) -> str:
+    """Return the model that an agent calls first as the header has it: for that configuration."""
+    return f"{digest} {bare_name(model)}"
 
 
 def stored_outage(outage: Outage) -> str:

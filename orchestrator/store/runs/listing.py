@@ -46,7 +46,7 @@ MOST_TIDIED = 40
 LISTS = tuple(dict.fromkeys([*map(str, Lifecycle), *map(str, StopReason)]))
 _FIELDS = (
     *("agent", "status", "stop_reason", "error", "batch", "line", "tenant", "created", "updated"),
-    *("ended", "step", "max_steps", "crashes", "parent", "guessed"),
+    *("ended", "step", "max_steps", "crashes", "parent", "guessed", "estimated"),
 )
 
 _EQUAL = ("status", "stop_reason", "agent", "tenant", "parent")
@@ -328,6 +328,7 @@ def summary(run_id: str, header: Fields, slim: str) -> RunSummary:
         cost_usd=state.get("session_cost_usd", 0.0) if slim else None,
         below_cost_usd=state.get("session_below_cost_usd", 0.0) if slim else None,
         price_estimated=header.get("guessed") == "1",
+        usage_estimated=header.get("estimated") == "1",
     )
 
 

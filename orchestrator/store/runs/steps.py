@@ -1,6 +1,6 @@
 """Claim, journal, commit: the scripts of a step, bound to records."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -29,6 +29,8 @@ from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import end_state
+from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.steps import SHORTENED
 from stepfleet.orchestrator.records.usage import nano_usd
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.configs import Configs
@@ -54,6 +56,7 @@ from stepfleet.orchestrator.store.records.codec import (
     stored_guesses,
     stored_loss,
     stored_losses,
+    stored_model,
     stored_outage,
     stored_outcome,
     stored_step,
@@ -87,7 +90,7 @@ _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
     *("want", "want_note", "tenant", "unpriced", "outage", "vain", "vain_before"),
-    *("priority", "limited_by", "billed"),
+    *("priority", "limited_by", "billed", "uncalled"),
 )
 """The fields of a run's header that a claim reads."""
 
@@ -127,13 +130,17 @@ class StepStore:
         """Have Redis know the scripts of a step."""
         await load(self._connection, "claim", "journal", "commit")
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+    async def claim(self, hint: StepHint, token: str, *, waits: bool = False) -> Claim | Refusal:
         """Take the step: fence, lease, load, in one round trip; a long log takes more.
+
+        With `waits` its model call may have to wait: the store knows that none is made before
+        `note_call`.
 
         Raises `StoreError` when Redis stays out of reach or the records cannot be read.
         """
         owned = (hint.step, token, duration(self.terms.lease))
-        reply = await self._pushing.run("claim", hint.run_id, *owned, self.terms.worker, *_HEADER)
+        given = (*owned, self.terms.worker, "1" if waits else "", *_HEADER)
+        reply = await self._pushing.run("claim", hint.run_id, *given)
         if reply[0] != "claimed":
             return Refusal(Refused(reply[0]), detail_of(reply), owes=reply[-1] == OWED)
         if len(reply) > _COMPLETE and not await _read_pages(
@@ -179,14 +186,18 @@ class StepStore:
             fields += [f"s:{index}", "1"]
         for index, record in (results or {}).items():
             fields += [f"r:{index}", record.to_json()]
+        return await self._journaled("journal" if fields else "renew", claim, seconds, fields)
+
+    async def note_call(self, claim: Claim, seconds: float, *, made: bool) -> Held:
+        """Renew the lease and note that a model call is made now, or that none was made so far."""
+        return await self._journaled("renew", claim, seconds, ("called", "1" if made else "0"))
+
+    async def _journaled(
+        self, script: str, claim: Claim, seconds: float, fields: Sequence[str]
+    ) -> Held:
+        times = (duration(self.terms.lease), duration(seconds))
         reply = await self._scripts.run(
-            "journal" if fields else "renew",
-            claim.run_id,
-            claim.step,
-            claim.token,
-            duration(self.terms.lease),
-            duration(seconds),
-            *fields,
+            script, claim.run_id, claim.step, claim.token, *times, *fields
         )
         return Held(ours=reply[0] == "held", want=detail_of(reply))
 
@@ -213,6 +224,9 @@ class StepStore:
             fields["hold"] = verdict.hold
         if handoff:
             fields |= stored_agent(handoff.to)
+            config = await self._configs.load(handoff.to.config)
+            model = config.with_overrides(handoff.to.overrides).model
+            fields["model"] = stored_model(handoff.to.config, model)
             if verdict.state.window is None:
                 fields["since"] = ""
         if verdict.outage:
@@ -273,6 +287,11 @@ class StepStore:
             fields["since"] = since
         if verdict.move is Move.FINISH:
             fields |= ending(verdict.stop_reason, verdict.error, self.terms.retention)
+            is_completed = fields["status"] == Lifecycle.COMPLETED
+            if is_completed and result and result.finish_reason in SHORTENED:
+                fields["shortened"] = result.finish_reason
+        if result and result.usage_estimated:
+            fields["estimated"] = "1"
         return fields
 
     def _entered(self, claim: Claim, verdict: Verdict) -> tuple[Verdict, dict[str, Any]]:
@@ -320,8 +339,13 @@ class StepStore:
             attempts=int(header["attempt"]),
             limited=int(header["limited"]),
             losses=losses(
-                int(header["crashes"]), header.get("losses", ""), hint.step, new=reply[5] == "1"
+                int(header["crashes"]),
+                header.get("losses", ""),
+                hint.step,
+                new=reply[5] != "",
+                uncalled=reply[5] == "uncalled",
             ),
+            uncalled=header.get("uncalled") == token,
             decided=bool(header.get("outcome")),
             batch_id=header.get("batch") or None,
             line_id=header.get("line") or None,

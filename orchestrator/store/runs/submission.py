@@ -28,7 +28,7 @@ from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import RunScripts, ScriptCall, run_script
 from stepfleet.orchestrator.store.pace import Pace
-from stepfleet.orchestrator.store.records.codec import MESSAGES
+from stepfleet.orchestrator.store.records.codec import MESSAGES, stored_model
 from stepfleet.orchestrator.store.records.events import stored_events
 
 
@@ -40,7 +40,7 @@ class NewRun:
     its own. `returns_to`: the call that waits for its end. `depth`: how many runs
     are above it, each started by a call of the one before. `after`: the runs whose ends it waits
     for. `billed`: the batch that pays for a run above it. `given`: what it is made of (see
-    `given_of`), where its id may be that of another run.
+    `given_of`), where its id may be that of another run. `model`: what its agent calls first.
     """
 
     run_id: str
@@ -64,6 +64,7 @@ class NewRun:
     after: After | None = None
     billed: str | None = None
     given: str = ""
+    model: str = ""
 
 
 def given_of(run: NewRun) -> str:
@@ -224,6 +225,8 @@ def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
         "max_steps": run.max_steps,
         "slim": handoff,
     }
+    if run.model:
+        fields["model"] = stored_model(run.config, run.model)
     if run.origin is not None:
         fields["origin"] = run.origin.to_json()
     if run.tenant is not None:

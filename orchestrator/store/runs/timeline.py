@@ -350,6 +350,7 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
         cached_tokens=result.usage.cached_tokens if result.usage else 0,
         cost_usd=result.cost_usd,
         price_estimated=result.price_estimated,
+        usage_estimated=result.usage_estimated,
         cached=result.cached,
         errors=tuple(_cut(error.message) for error in result.problems[:MOST_CALLS]),
         text=_cut(texts["text"]) if content and "text" in texts else None,

@@ -8,7 +8,7 @@ from io import StringIO
 from uuid import uuid4
 
 import pytest
-from rich.console import Console
+from rich.console import Console, RenderableType
 from support.runs.stored_runs import USAGE, Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator import (
@@ -18,6 +18,7 @@ from stepfleet.orchestrator import (
     ConfigurationError,
     Costs,
     ErrorPolicy,
+    FinishReason,
     LLMResponse,
     UsageStats,
 )
@@ -167,6 +168,26 @@ async def test_a_cancelled_run_leaves_calls_without_a_price(fleet: AsyncFleet, d
     await fleet.runs.cancel(run_id)
     assert await states_of(fleet) == (0, 0, 0, 1)
     assert (await fleet.costs()).total.ambiguous_calls == 1
+
+
+@pytest.mark.parametrize("is_handed_over", [False, True])
+async def test_calls_of_a_run_that_is_cancelled_behind_its_workers_are_of_its_model(
+    fleet: AsyncFleet, desk: Bench, *, is_handed_over: bool
+) -> None:
+    """Each is taken from the rows without a model, and counted once."""
+    model = "openai:other"
+    run_id = await fleet.submit(AGENT, "hi", model=model)
+    if is_handed_over:
+        first = await desk.claim(run_id)
+        await desk.commit(first, await handed_over(desk, first, model))
+    for _ in range(2):
+        await desk.claim(run_id, int(is_handed_over))
+        await lose(desk, run_id)
+    await fleet.runs.cancel(run_id)
+    rows = {one.group["model"]: one.ambiguous_calls for one in (await fleet.costs("model")).rows}
+    assert {name: n for name, n in rows.items() if n} == {model.removeprefix("openai:"): 2}
+    lost = (await fleet.runs.result(run_id)).lost_attempts
+    assert {one.model for one in lost} == {model.removeprefix("openai:")}
 
 
 async def test_a_failed_call_costs_what_its_provider_has_said(
@@ -372,6 +393,60 @@ async def test_a_cost_by_the_default_price_is_marked_wherever_it_is_shown(
     assert (status.cost_usd, status.default_priced_usd) == (0.25, 0)
 
 
+@pytest.mark.parametrize(
+    ("reason", "name", "words"),
+    [
+        (FinishReason.LENGTH, "cut_answers", "cut at the token limit (max_tokens)"),
+        (FinishReason.CONTENT_FILTER, "filtered_answers", "cut by the provider's content filter"),
+    ],
+)
+async def test_estimates_and_answers_that_are_not_whole_are_marked_wherever_they_are_shown(
+    fleet: AsyncFleet, desk: Bench, reason: FinishReason, name: str, words: str
+) -> None:
+    """LLM-12: no whole answer with a reported usage is."""
+    batch = await fleet.submit_batch([{"input": "a"}, {"input": "b"}], AGENT)
+    marked, whole = (run_id_of(batch.id, row) for row in range(2))
+    for run_id, changes in (
+        (marked, {"finish_reason": reason, "usage_estimated": True}),
+        (whole, {}),
+    ):
+        claim = await desk.claim(run_id)
+        attempt = answered(claim)
+        assert attempt.response is not None
+        changed = attempt.response.model_copy(update=changes)
+        await desk.commit(claim, replace(attempt, response=changed))
+
+    results = [await fleet.runs.result(one) for one in (marked, whole)]
+    assert [one.to_dict()["usage_estimated"] for one in results] == [True, False]
+    assert [one.to_dict()["finish_reason"] for one in results] == [reason, FinishReason.STOP]
+    lines = [slim(one) for one in results]
+    assert [one.get("usage_estimated") for one in lines] == [True, None]
+    assert [one.get("finish_reason") for one in lines] == [reason, None]
+    assert {one.run_id: one.usage_estimated for one in (await fleet.runs.page()).runs} == {
+        marked: True,
+        whole: False,
+    }
+    timeline = await fleet.runs.timeline(marked)
+    assert (timeline.run.usage_estimated, timeline.steps[0].usage_estimated) == (True, True)
+    status = await batch.progress()
+    texts = [printed(trace(one, {}, full=True)) for one in results]
+    assert f"the answer was {words}" in texts[0]
+    assert texts[0].count("~$0.2500") == texts[0].count("~15 tokens") == 2, "run and step"
+    assert "~" not in texts[1]
+    assert "the answer was" not in texts[1]
+    assert getattr(status, name) == status.cut_answers + status.filtered_answers == 1
+    assert "answers cut" in printed(summary(status, await batch.failures()))
+    await fleet.runs.send(marked, "go on")
+    status = await batch.progress()
+    assert (status.cut_answers, status.filtered_answers) == (0, 0), "it has no answer any more"
+
+
+def printed(shown: RenderableType) -> str:
+    out = StringIO()
+    Console(file=out, width=300).print(shown)
+    return out.getvalue()
+
+
 async def test_too_many_different_calls_lose_their_batch_and_no_cent(
     fleet: AsyncFleet, desk: Bench
 ) -> None:
@@ -404,9 +479,9 @@ async def test_bad_questions_name_field_and_fix(fleet: AsyncFleet) -> None:
         [line async for line in fleet.cost_lines(batch="x")]
 
 
-async def handed_over(desk: Bench, claim: Claim) -> Answered:
+async def handed_over(desk: Bench, claim: Claim, model: str = "openai:none") -> Answered:
     """Return an attempt after which another agent goes on."""
-    other = Agent("other", model="openai:none", max_steps=6)
+    other = Agent("other", model=model, max_steps=6)
     digest = await desk.opened.configs.save(other.config)
     by = RunAgent(name=claim.config.name, config=claim.config_digest)
     to = RunAgent(name="other", config=digest)

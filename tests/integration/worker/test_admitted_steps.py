@@ -1,11 +1,14 @@
 """What steps take of the fleet's limits and budgets, by the store that admits them."""
 
+import asyncio
+from dataclasses import replace
+
 import pytest
 from support.deadlines import until
-from support.runs.opened_runs import lease_runs_out
+from support.runs.opened_runs import lease_runs_out, opened_run
 from support.runs.stored_runs import Bench, bench, plain_agent
 
-from stepfleet.orchestrator import LLMResponse, ModelSettings, ToolCall, UsageStats
+from stepfleet.orchestrator import LLMResponse, ModelRequest, ModelSettings, ToolCall, UsageStats
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.limits.estimates import MOST_FIRST_OUTPUT
 from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Span, Wait
@@ -14,6 +17,9 @@ from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
 from stepfleet.orchestrator.store.admission.calls import refunding
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
+from stepfleet.worker.runtime.admission.learning import Learning
+from stepfleet.worker.runtime.admission.ramp import AT_ONCE
+from stepfleet.worker.step import run_step
 
 MODEL, TENANT = "openai:none", "tenant:acme"
 USAGE = UsageStats(prompt_tokens=4000, completion_tokens=1000, total_tokens=5000, llm_calls=1)
@@ -100,3 +106,68 @@ async def test_a_lost_call_of_a_run_that_waits_for_its_budget_has_a_price(redis_
         assert lost.cost_usd > 0.0002, "by the tokens of a first answer"
         assert not (await desk.header(run_id)).get("unpriced")
         await gate.aclose()
+
+
+@pytest.mark.parametrize("calls", [False, True])
+@pytest.mark.parametrize("ends", ["killed", "child died", "stopped"])
+async def test_a_call_is_perhaps_paid_from_when_it_is_made_on(
+    redis_url: str, ends: str, *, calls: bool
+) -> None:
+    """DIST-08: not while it waits for its turn, whether its worker is stopped or killed."""
+    asked = asyncio.Event()
+
+    async def endless(_: ModelRequest) -> LLMResponse:
+        asked.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with opened_run(redis_url, endless) as (desk, hands, run_id):
+        steps, gate = await opened(desk)
+        gate.learning = Learning(lambda: 0.0)  # time brings nobody a turn
+        model = hands.agent.config.model
+        others = 0 if calls else AT_ONCE
+        assert [gate.learning.turn(model) for _ in range(others)] == [None] * others
+        ports = replace(hands.ports(), store=steps, admit=steps.admit)
+        step = asyncio.create_task(run_step(StepHint(run_id, 0), ports, hands.leases))
+
+        async def waits() -> bool:
+            return bool((await desk.header(run_id)).get("uncalled"))
+
+        await (asyncio.wait_for(asked.wait(), 60) if calls else until(waits, within=60))
+        if ends == "stopped":
+            hands.leases.hand_back()
+            await asyncio.wait_for(step, 60)
+        if ends == "child died":
+            assert await desk.marks.child_died(StepHint(run_id, 0), "test")
+        if ends == "killed":
+            await lease_runs_out(desk, run_id)
+            heir = await desk.claim(run_id)
+            assert heir.losses.uncalled is not calls
+        lost = (await desk.stored(run_id)).result().lost_attempts
+        step.cancel()
+        await asyncio.wait([step], timeout=60)
+        await gate.aclose()
+    kind = "interrupted" if ends == "stopped" else "crash"
+    assert [(one.kind, one.ambiguous) for one in lost] == [(kind, calls)]
+
+
+async def test_a_worker_that_was_lost_before_its_call_has_spent_no_budget(redis_url: str) -> None:
+    async with bench(redis_url, lease=600) as desk:
+        await Gate(desk.opened, "w0").settings.change(TENANT, {"tokens": 1_000_000})
+        steps, gate = await opened(desk)
+        run_id = await desk.create(tenant="acme")
+        hint = StepHint(run_id, 0)
+
+        async def admitted() -> bool:
+            return not isinstance(await steps.claim(hint, desk.token()), Refusal)
+
+        await until(admitted, within=30, what="the look into the ledger, for the budget")
+        await gate.call(refunding(hint))
+        await lease_runs_out(desk, run_id)
+        heir = await steps.claim(hint, desk.token())
+        assert isinstance(heir, Claim)
+        [spent] = [one.spent for use in await gate.settings.use() for one in use.budgets]
+        [lost] = (await desk.stored(run_id)).result().lost_attempts
+        await gate.aclose()
+    assert not lost.ambiguous
+    assert spent < 5000, "what the heir has reserved"

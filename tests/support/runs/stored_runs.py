@@ -69,6 +69,7 @@ class Bench:
             config=digest,
             messages=(Message.user("hello"),),
             max_steps=self.agent.config.max_steps,
+            model=self.agent.config.model,
             batch_id=batch,
             **fields,
         )

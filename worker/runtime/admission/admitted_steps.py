@@ -49,7 +49,7 @@ from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.memory_window import Remembered, Summary
-from stepfleet.orchestrator.records.responses import LLMResponse
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.store.admission.calls import (
@@ -108,7 +108,7 @@ class AdmittedSteps:
         """Take the step, if its limits have room or it needs none. Raises `StoreError`."""
         gate = self._gate
         reading = gate.calls.request_grant(hint.run_id) if gate.active else None
-        claim = await self._store.claim(hint, token)
+        claim = await self._store.claim(hint, token, waits=gate.may_hold(hint))
         try:
             return await self._with_grant(hint, claim, reading)
         except OF_VALUES as error:
@@ -154,7 +154,7 @@ class AdmittedSteps:
         self, claim: Claim, request: Request, grant: Grant | None
     ) -> Claim | Refusal:
         gate, hint = self._gate, claim.hint
-        if claim.crashes and gate.has_budgets:
+        if claim.crashes and gate.has_budgets and not claim.losses.uncalled:
             gate.end([losing(hint, claim.crashes)])  # in one call with what follows
         elif grant is not None and grant.step == hint.step and not grant.of:
             gate.use(request, claim.config.model, grant.key)
@@ -209,6 +209,16 @@ class AdmittedSteps:
                 gate.end([charging(used.names, None, spent)] if spent != NOTHING else [])
         return held
 
+    async def note_call(self, claim: Claim, seconds: float, *, made: bool) -> Held:
+        """Note by the store that a model call is made now, or none so far."""
+        return await self._store.note_call(claim, seconds, made=made)
+
+    async def _note_wait(self, lease: Lease) -> None:
+        """Have the store know of a step that waits that no call of it was made so far."""
+        if not (lease.uncalled or lease.has_called):
+            lease.apply(await self.note_call(lease.claim, lease.seconds, made=False))
+            lease.uncalled = True
+
     def _answered(
         self,
         claim: Claim,
@@ -226,17 +236,21 @@ class AdmittedSteps:
             paid = spent_by_answer(entries.price, memory)
         return self._settling(claim, used, usage, paid)
 
-    async def admit(self, lease: Lease, model: str) -> None:
-        """Have a step call `model` under the limits of that one: a fallback, or for a summary.
+    async def admit(self, lease: Lease, request: ModelRequest) -> None:
+        """Have a step call a model under the limits of that one: a fallback, or for a summary.
 
-        The grant for the model before ends. Raises `ModelError` where there is no room.
+        The grant for the model before ends. A model of which nothing is known is called in turn.
+        Raises `ModelError` where there is no room.
         """
-        gate, claim = self._gate, lease.claim
+        gate, claim, model = self._gate, lease.claim, request.model
         used = gate.held.get(claim.run_id)
         if model != (lease.admitted or claim.config.model) and (used or gate.active):
             lease.admitted = NO_MODEL
             used = await self._turn_to(model, lease, used)
             lease.admitted = model
+        limit = limit_name(model, request.settings)
+        if not await gate.may_call(limit, partial(self._note_wait, lease)):
+            raise _held_back(model, limit)
         if used is not None:
             used.is_called = True
 
@@ -439,7 +453,8 @@ class AdmittedSteps:
         if not names:
             return None, None
         whose = (hint or claim.hint, config.name, claim.tenant or "")
-        crashes, lost = (0, False) if hint else (claim.crashes, claim.losses.new and not of)
+        is_new = claim.losses.new and not claim.losses.uncalled
+        crashes, lost = (0, False) if hint else (claim.crashes, is_new and not of)
         return Request(*whose, names, amounts, is_first, crashes, lost, claim.priority, of), None
 
     def _estimated(self, claim: Claim, model: str, prompt: int, output: int) -> Spending:
@@ -543,6 +558,12 @@ def _summary_in(lease: Lease) -> Summary | None:
     """Return the summary that this attempt has made."""
     is_new = lease.remembered is not None and lease.claim.journal.remembered is None
     return lease.remembered.summary if lease.remembered and is_new else None
+
+
+def _held_back(model: str, limit: str) -> RateLimitError:
+    error = RateLimitError(f"{model} has just refused other calls; this one was not sent")
+    error.model, error.limit, error.unsent = model, limit, True
+    return error
 
 
 def _no_room(model: str, over: Exhausted | None, claim: Claim) -> ModelError:

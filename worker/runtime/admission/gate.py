@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -133,12 +133,26 @@ class Gate:
             if given is not None:
                 self.end([given])
 
-    async def may_call(self, limit: str) -> bool:
-        """Wait for a model's turn, where nothing is known of it; False: it has just refused."""
+    def may_hold(self, hint: StepHint) -> bool:
+        """Whether the call of a step that is claimed now may have to wait for a grant.
+
+        Later steps than the first have one as a rule: it was requested with the commit before.
+        """
+        return self.active and hint.step == 0
+
+    async def may_call(
+        self, limit: str, waits: Callable[[], Awaitable[None]] | None = None
+    ) -> bool:
+        """Wait for a model's turn, where nothing is known of it; False: it has just refused.
+
+        Where there is something to wait for, `waits` is awaited before.
+        """
         if self.learning.holds(limit):
             return False
         if is_limited(self.limits, limit) or (turn := self.learning.turn(limit)) is None:
             return True
+        if waits is not None:
+            await waits()
         await turn
         return not (is_limited(self.limits, limit) or self.learning.holds(limit))
 

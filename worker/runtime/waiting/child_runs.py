@@ -82,6 +82,7 @@ class ChildRuns:
             config=await self._configs.save(config),
             messages=input_of(tool.input_of(arguments), "input", config.prompt),
             max_steps=config.max_steps,
+            model=config.model,
             metadata=taken.metadata,
             parent=taken.hint.run_id,
             tenant=taken.tenant,

@@ -121,6 +121,24 @@ local function estimate(batch, guesses)
   redis.call('HDEL', run_key, 'unpriced')
 end
 
+-- Gives the calls of a run that ends without a worker the model that its agent calls first, where theirs is not known.
+local function name_calls(batch)
+  local h = redis.call('HMGET', run_key, 'config', 'model', 'unpriced', 'tenant', 'agent', 'billed')
+  local config, model = string.match(h[2] or '', '^(%S+) (.+)$')
+  if not model or config ~= h[1] then return end -- of an older client, or another agent has the run
+  for entry in string.gmatch(h[3] or '', '%S+') do
+    local text = redis.call('HGET', lost_key, entry)
+    if text and not string.find(text, '"model":"', 1, true) then
+      local named = string.sub(text, 1, -2) .. ',"model":' .. cjson.encode(model) .. '}'
+      redis.call('HSET', lost_key, entry, named)
+      for _, one in ipairs({ { text, -1 }, { named, 1 } }) do
+        local line = line_of(one[1], one[2], h[4], h[5], h[6] or batch)
+        if line then enter(shard .. 'costs', line) end
+      end
+    end
+  end
+end
+
 -- The same for a run that may have ended: what is noted behind its end must not outlive it.
 local function note_late(batch, entry, text)
   note_lost(batch, entry, text)
@@ -260,6 +278,10 @@ end
 local function finish(from, batch, a, now)
   redis.call('HSET', run_key, 'status', a.status, 'stop_reason', a.stop_reason, 'error', a.error or '',
     'outcome', a.outcome, 'token', '', 'ended', digits(now), 'updated', digits(now), 'want', '')
+  if a.shortened then
+    redis.call('HSET', run_key, 'shortened', a.shortened)
+    count(batch, 'shortened:' .. a.shortened, 1)
+  end
   redis.call('ZREM', due_key, run_id)
   relist(from, a.stop_reason, a.created)
   owe(a.returns, now, batch == '' and a.retention)
@@ -286,6 +308,11 @@ local function reopen(from, to, batch)
   for _, key in ipairs(ALL_KEYS) do redis.call('PERSIST', key) end
   redis.call('PERSIST', run_key .. ':returns')
   local reason = redis.call('HGET', run_key, 'stop_reason') or ''
+  local shortened = redis.call('HGET', run_key, 'shortened')
+  if shortened then
+    redis.call('HDEL', run_key, 'shortened')
+    count(batch, 'shortened:' .. shortened, -1)
+  end
   relist(list_of(from, reason), to)
   if batch == '' then return end
   move(batch, from, to)
@@ -309,14 +336,20 @@ local function lost_at(owner, trial)
   return 'm'
 end
 
--- The owner of a step vanished: its lease expired. It is counted here, not by the dying worker.
+-- Whether the owner of the open step may have made a model call that nobody knows the answer of.
+local function may_have_called(owner, uncalled)
+  return uncalled ~= owner and redis.call('HEXISTS', journal_key, 'response') == 0
+end
+
+-- The owner of a step vanished: its lease expired. It is counted here, not by the dying worker. Returns 'called', or
+-- 'uncalled' where it is known to have made no call.
 local function vanish(batch, owner, step, elapsed)
   redis.call('HINCRBY', run_key, 'crashes', 1)
-  local known = redis.call('HMGET', run_key, 'losses', 'trial')
+  local known = redis.call('HMGET', run_key, 'losses', 'trial', 'uncalled')
   redis.call('HSET', run_key, 'losses', with_loss(known[1], step, owner, lost_at(owner, known[2])))
-  local called = redis.call('HEXISTS', journal_key, 'response') == 0 and 'true' or 'false'
   note_lost(batch, owner, '{"kind":"crash","step":' .. (number(step) + 1) .. ',"seconds":'
-    .. (number(elapsed) / 1000) .. ',"ambiguous":' .. called .. '}')
+    .. (number(elapsed) / 1000) .. ',"ambiguous":' .. tostring(may_have_called(owner, known[3])) .. '}')
+  return known[3] == owner and 'uncalled' or 'called'
 end
 
 -- Whether the message of a run's open step still lies in the queue, as far as can be told: nobody has taken the step,
@@ -379,6 +412,7 @@ local function abandon(from, batch, step, owner, a, now)
   elseif owner ~= '' and redis.call('HEXISTS', journal_key, 'response') == 1 then
     note_lost(batch, 'paid', '{"kind":"interrupted","step":' .. (number(step) + 1) .. ',"ambiguous":true}')
   end
+  name_calls(batch)
   emit_status(from, a.status)
   finish(from, batch, a, now)
   reach('cancel', now)

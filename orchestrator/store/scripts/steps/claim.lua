@@ -1,6 +1,7 @@
 -- Takes a step: fence, lease, load. ARGV[2] step, ARGV[3] token (random), ARGV[4] lease ms,
--- ARGV[5] worker, ARGV[6..] names of the header's fields to return. Returns
--- {'claimed', now, values of these, log, journal, '1' if an owner was found lost}; behind these, where
+-- ARGV[5] worker, ARGV[6] '1' where its model call may have to wait: it is noted that none is made until the owner says so
+-- (see journal). ARGV[7..] names of the header's fields to return. Returns
+-- {'claimed', now, values of these, log, journal, 'called' or 'uncalled' if an owner was found lost, else ''}; behind these, where
 -- that is not all (see page.lua), when the claim began, the step at which to go on in the log or '', and
 -- the names of the journal's fields that are left. Or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
@@ -51,8 +52,7 @@ if owner ~= ARGV[3] then
   -- A cancel ends the run also while the fleet is paused: no model is called for that.
   if flags[1] and wanted(h[5], word) ~= 'cancel' then return { 'paused' } end
   if owner ~= '' then
-    vanish(h[6], owner, step, h[8])
-    found = '1'
+    found = vanish(h[6], owner, step, h[8])
   end
   if n then redis.call('HSET', run_key, 'heard', n) end
   if word == 'cancel' then
@@ -76,6 +76,7 @@ if owner ~= ARGV[3] then
   began = digits(now)
   redis.call('HSET', run_key, 'status', 'in_progress', 'token', ARGV[3], 'lease', till, 'leased_at', began,
     'elapsed', '0', 'dispatches', '0', 'not_before', '0', 'worker', ARGV[5])
+  if ARGV[6] == '1' then redis.call('HSET', run_key, 'uncalled', ARGV[3]) end
   redis.call('HSETNX', run_key, 'execution_started', began)
   redis.call('ZADD', due_key, till, run_id)
   if status ~= 'in_progress' then
@@ -87,7 +88,7 @@ end
 local log, on = read_log(h, step)
 local names = redis.call('HKEYS', journal_key)
 local journal, left = read_journal(names, 1)
-local reply = { 'claimed', now, redis.call('HMGET', run_key, unpack(ARGV, 6)), log, journal, found }
+local reply = { 'claimed', now, redis.call('HMGET', run_key, unpack(ARGV, 7)), log, journal, found }
 if on or left then
   local rest = {}
   for i = left or #names + 1, #names do rest[#rest + 1] = names[i] end

@@ -12,8 +12,10 @@
 --               that failed before another model was called
 --   guessed  what of the cost is by a default price; the header then notes that some is
 --   ledger, kept  lines of the step's model calls, days that the ledger keeps; guess: what lost calls cost (see estimate)
+--   estimated  1 where the step's tokens are estimates; shortened  'length' or 'content_filter' where a run completes with such
+--               an answer
 --   status, stop_reason, error, retention (s): of an end state
---   agent, config, overrides  of the agent that goes on with the run, if that is another one
+--   agent, config, overrides, model  of the agent that goes on with the run, if that is another one
 --   outage      '<since ms> waits <circuit> ...' of a step that waits for services that are out
 --   hold        number of the request that holds the run's batch: the run is paused, unless there is a newer one
 -- Returns {'committed', status, step, 'owed' if it owes its end to others (see settled.lua), 'last' if no other run of its
@@ -125,10 +127,13 @@ if a.log ~= '' then
     redis.call('HSET', run_key, 'guessed', '1')
   end
   count(batch, 'calls', number(a.calls))
+  if a.estimated then redis.call('HSET', run_key, 'estimated', '1') end
 end
 redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', '0', 'slim', a.slim, 'outcome', a.outcome,
   'updated', digits(now))
-if a.agent then redis.call('HSET', run_key, 'agent', a.agent, 'config', a.config, 'overrides', a.overrides) end
+if a.agent then
+  redis.call('HSET', run_key, 'agent', a.agent, 'config', a.config, 'overrides', a.overrides, 'model', a.model)
+end
 if a.since then
   if a.trim == '1' and redis.call('HGET', run_key, 'since') ~= a.since then
     trim(number(string.match(a.since, '^%d+')), a.since)

@@ -7,7 +7,7 @@
 -- one that was applied.
 local index, how = ARGV[4], ARGV[5]
 local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'losses',
-  'elapsed', 'worker')
+  'elapsed', 'worker', 'uncalled')
 if not h[1] or TERMINAL[h[1]] or h[2] ~= ARGV[2] then return 0 end
 local key, field, crashes = run_key, 'losses', 'crashes'
 local owner, known, elapsed, worker = h[3], h[7], h[8], h[9]
@@ -26,7 +26,7 @@ if owner ~= token then
 end
 redis.call('HINCRBY', key, crashes, 1)
 redis.call('HSET', key, field, with_loss(known, h[2], token, how))
-local called = index == '' and redis.call('HEXISTS', journal_key, 'response') == 0
+local called = index == '' and may_have_called(token, h[10])
 note_lost(h[5], token, '{"kind":"crash","step":' .. (number(h[2]) + 1) .. ',"seconds":'
   .. (number(elapsed) / 1000) .. ',"ambiguous":' .. tostring(called) .. '}')
 local now = now_ms()

@@ -1,6 +1,6 @@
 -- Renews the lease of a step and notes work that must not be repeated. ARGV[2] step, ARGV[3] token,
--- ARGV[4] lease ms, ARGV[5] ms since the claim, ARGV[6..] journal field, value, ... ; a first field `failed` has entries of
--- the ledger (see commit), and is none of the journal.
+-- ARGV[4] lease ms, ARGV[5] ms since the claim, ARGV[6..] journal field, value, ... ; a first field `called` is 1 where
+-- a model call is made now, 0 where none was made so far (see claim); the next one, `failed`, has entries of the ledger (see commit): neither is of the journal.
 -- Returns {'held', a request to the run ('' | 'cancel' | 'pause')} or {'lost'}. With entries a
 -- paused fleet answers 'pause' too. With a request, no start is noted, and none may follow.
 -- Invariants: only the owner of the current token writes; no tool starts, and no result is noted,
@@ -18,9 +18,17 @@ redis.call('ZADD', due_key, till, run_id)
 local want = wanted(h[3], (flag_of(h[4], h[5])))
 if want == '' and ARGV[6] and redis.call('HEXISTS', flags_key, 'fleet') == 1 then want = 'pause' end
 local entries, first = {}, 6
-if ARGV[6] == 'failed' then
-  note_failed(note_lost, h[4], ARGV[3], ARGV[7])
-  first = 8
+if ARGV[first] == 'called' then
+  if ARGV[first + 1] == '1' then
+    redis.call('HDEL', run_key, 'uncalled')
+  else
+    redis.call('HSET', run_key, 'uncalled', ARGV[3])
+  end
+  first = first + 2
+end
+if ARGV[first] == 'failed' then
+  note_failed(note_lost, h[4], ARGV[3], ARGV[first + 1])
+  first = first + 2
 end
 for i = first, #ARGV, 2 do
   if want == '' or string.sub(ARGV[i], 1, 2) ~= 's:' then

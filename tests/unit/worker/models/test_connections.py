@@ -1,8 +1,20 @@
+import asyncio
+import socket
+import struct
+
+import aiohttp
 import orjson
 import pytest
-from support.servers.raw_model_server import RawModelServer, completion_body, raw
+from support.servers.raw_model_server import (
+    RawModelServer,
+    Script,
+    completion,
+    completion_body,
+    raw,
+)
 from yarl import URL
 
+from stepfleet.worker.models import connections as module
 from stepfleet.worker.models.connections import Connections, proxy_for
 
 CALLS = 30
@@ -44,4 +56,58 @@ async def test_a_kept_connection_that_the_server_closed_costs_no_call() -> None:
             response = await connections.post(f"{server.base_url}/chat/completions", {}, b"{}")
             await response.read()
         assert len(server.received) == CALLS, "none was sent twice"
+    await connections.aclose()
+
+
+async def resets(writer: asyncio.StreamWriter) -> None:
+    """End the connection as a load balancer does that has forgotten it."""
+    ended = writer.get_extra_info("socket")
+    ended.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.close()
+
+
+ENDS = {"closed": raw(b""), "reset": resets}
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+@pytest.mark.parametrize("how", ENDS)
+async def test_a_kept_connection_that_ends_with_its_next_request_costs_no_call(
+    how: str, limit: int
+) -> None:
+    """Others that are kept may have ended, too: the call goes over a new one."""
+    connections = Connections(limit)
+    async with RawModelServer().running() as server:
+        url = f"{server.base_url}/chat/completions"
+        server.answers(completion(), completion(), ENDS[how], completion())
+        first = await asyncio.gather(*(connections.post(url, {}, b"{}") for _ in range(2 - limit)))
+        for response in first:
+            await response.read()
+        if limit:
+            await (await connections.post(url, {}, b"{}")).read()
+        response = await connections.post(url, {}, b"{}")
+        assert (await response.json())["model"], "it is answered"
+        assert len(server.received) == 4
+    await connections.aclose()
+
+
+@pytest.mark.parametrize(
+    ("first", "end", "seconds"),
+    [
+        ((), raw(b""), 1e9),  # a new connection: the server had the request
+        ((completion(),), raw(b""), 0.0),  # it has worked on it for longer
+        ((completion(),), raw(b"HTTP/1.1 200 OK\r\nContent-"), 1e9),  # it has begun to answer
+    ],
+)
+async def test_a_call_that_a_server_may_have_worked_on_is_not_sent_again(
+    monkeypatch: pytest.MonkeyPatch, first: tuple[Script, ...], end: Script, seconds: float
+) -> None:
+    monkeypatch.setattr(module, "STALE_SECONDS", seconds)
+    connections = Connections()
+    async with RawModelServer().running() as server:
+        server.answers(*first, end, completion())
+        for _ in first:
+            await (await connections.post(f"{server.base_url}/x", {}, b"{}")).read()
+        with pytest.raises(aiohttp.ServerDisconnectedError):
+            await connections.post(f"{server.base_url}/x", {}, b"{}")
+        assert len(server.received) == len(first) + 1
     await connections.aclose()
