@@ -50,6 +50,8 @@ _REQUEST_IDS = (
 _LONGEST_ID = 128
 _ERROR_LIMIT = 64 * 1024
 _READ_OUT_SECONDS = 0.25
+GRACE_SECONDS = 2.0
+"""For so long more of a stream is awaited whose answer is finished: its usage, and its end."""
 _SUCCESS = 2  # hundred and something
 _BROKEN = (aiohttp.ClientError, OSError)
 R = TypeVar("R")
@@ -162,7 +164,7 @@ class HttpModel(LLM):
 
     `connections` are shared and stay the caller's to close. `environment` (the process's own by
     default) has addresses and keys where the request's settings name none. `response_limit` is in
-    bytes.
+    bytes; `grace` are the seconds between events of a stream whose answer is finished.
     """
 
     def __init__(
@@ -173,6 +175,7 @@ class HttpModel(LLM):
         *,
         environment: Mapping[str, str] | None = None,
         response_limit: int = RESPONSE_LIMIT,
+        grace: float = GRACE_SECONDS,
         on_headers: OnHeaders | None = None,
     ) -> None:
         self._on_headers = on_headers
@@ -181,6 +184,7 @@ class HttpModel(LLM):
         self._connections = connections
         self._environment = os.environ if environment is None else environment
         self._response_limit = response_limit
+        self._grace = grace
         self._endpoints: dict[tuple[str | None, ...], Endpoint] = {}
         self._signer = Signer()
         self._tokens = Tokens()
@@ -344,8 +348,11 @@ class HttpModel(LLM):
     ) -> dict[str, Any]:
         cutter, answer = self._format.cutter(), self._format.stream()
         received.is_stream = True
+        heard = 0.0
 
         async def take(events: list[bytes]) -> None:
+            nonlocal heard
+            heard = asyncio.get_running_loop().time() if events else heard
             for data in events:
                 if answer.is_over:
                     return
@@ -359,10 +366,13 @@ class HttpModel(LLM):
                     await take(cutter.feed(part[first : first + _AT_ONCE]))
                     if first + _AT_ONCE < len(part):
                         await asyncio.sleep(0)
-                part = None if answer.is_over else await anext(parts, None)
+                until = heard + self._grace if answer.finished else None
+                part = None if answer.is_over else await _following(parts, until)
             if answer.is_over:
                 await _read_out(parts)
-            await take(cutter.end())
+            # Bytes without an end take nothing from an answer that is whole.
+            with contextlib.suppress(*([ModelError] if answer.finished else [])):
+                await take(cutter.end())
             if answer.error is not None:
                 return answer.error
             payload = await _read(received.size, answer.payload)
@@ -421,6 +431,20 @@ async def _begin(parts: AsyncIterator[bytes]) -> bytes:
             continue
         break
     return begin.removeprefix(_BOM)
+
+
+async def _following(parts: AsyncIterator[bytes], until: float | None) -> bytes | None:
+    """Return the next bytes of a stream, None behind its last.
+
+    `until` is set where its answer is finished: what does not come by then is not missed.
+    """
+    try:
+        async with asyncio.timeout_at(until):
+            return await anext(parts, None)
+    except _BROKEN:  # a timeout is one
+        if until is None:
+            raise
+        return None
 
 
 async def _read_out(parts: AsyncIterator[bytes]) -> None:

@@ -178,7 +178,7 @@ class StreamedMessage:
 
     def payload(self) -> dict[str, Any]:
         """Return the whole answer. Raises `ModelError` when the stream broke off."""
-        if not self._done:
+        if not self.finished:
             raise malformed("the stream broke off")
         content = [self._whole(index) for index in sorted(self._blocks)]
         return {**self._message, "content": content, "usage": self.usage}
