@@ -18,6 +18,9 @@ CONNECT_SECONDS = 10.0
 _KEEPALIVE_SECONDS = 30.0
 _DNS_SECONDS = 60
 _STALE_CONNECTIONS = 3
+_LONGEST_LINE = 64 * 1024
+"""Bytes of a line in the head of an answer."""
+_MOST_HEADERS = 1024
 _COMMON_HEADERS = {
     "accept": "application/json, text/event-stream",
     "accept-encoding": "identity",
@@ -43,7 +46,9 @@ class Connections:
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes
     ) -> aiohttp.ClientResponse:
-        """Send a request and return its answer, the body unread; the caller closes it.
+        """Send a request and return its answer, the body unread and as it was sent.
+
+        The caller closes it.
 
         Raises `aiohttp.ClientError`, `TimeoutError` when connecting takes too long, or `OSError`.
         """
@@ -77,6 +82,10 @@ class Connections:
             connector=connector,
             headers=_COMMON_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            max_line_size=_LONGEST_LINE,
+            max_field_size=_LONGEST_LINE,
+            max_headers=_MOST_HEADERS,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         )
 

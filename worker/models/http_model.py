@@ -28,6 +28,7 @@ from stepfleet.worker.models.blocks import fitted
 from stepfleet.worker.models.bodies import malformed, without_half_a_turn
 from stepfleet.worker.models.call_ids import with_sent_ids
 from stepfleet.worker.models.connections import Connections
+from stepfleet.worker.models.encodings import plain
 from stepfleet.worker.models.event_lines import EventLines
 from stepfleet.worker.models.signing import Signer
 from stepfleet.worker.models.tokens import Tokens
@@ -222,7 +223,7 @@ class HttpModel(LLM):
                 came = received.tokens or (None if received.usage is None else 0)
                 failure: ModelError = ModelTimeoutError(msg, received=came)
             else:
-                reason = redact(f"{type(error).__name__}: {error}", endpoint.key)
+                reason = redact(_reason(error), endpoint.key)
                 failure = ModelError(
                     f"connection to {endpoint.host}: {reason}",
                     retryable=True,
@@ -385,7 +386,7 @@ class HttpModel(LLM):
     async def _parts(
         self, response: aiohttp.ClientResponse, received: Received
     ) -> AsyncIterator[bytes]:
-        async for part in response.content.iter_any():
+        async for part in _plain(response):
             received.size += len(part)
             received.blank += len(part) if part.isspace() else 0
             if received.size > self._response_limit:
@@ -395,10 +396,11 @@ class HttpModel(LLM):
 
     async def _refused(self, response: aiohttp.ClientResponse, endpoint: Endpoint) -> ModelError:
         body = b""
-        async for part in response.content.iter_any():
-            body += part
-            if len(body) >= _ERROR_LIMIT:
-                break
+        with contextlib.suppress(*_BROKEN, ModelError):  # the status says more than a broken body
+            async for part in _plain(response):
+                body += part
+                if len(body) >= _ERROR_LIMIT:
+                    break
         return refusal(
             response.status,
             response.headers,
@@ -408,6 +410,18 @@ class HttpModel(LLM):
             now=datetime.now(UTC),
             variable=endpoint.variable,
         )
+
+
+def _plain(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    return plain(response.content.iter_any(), response.headers.get("content-encoding", ""))
+
+
+def _reason(error: Exception) -> str:
+    """Return why a connection failed; an error of aiohttp's parser has a status of its own."""
+    if type(error) is aiohttp.ClientResponseError:
+        said = error.message.partition("\n")[0].rstrip(":")
+        return f"the head of its answer cannot be read: {said}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _request_id(given: Mapping[str, Any]) -> str:
