@@ -22,7 +22,7 @@ from stepfleet.orchestrator.errors import (
     RateLimitError,
     bounded_wish,
 )
-from stepfleet.orchestrator.models.rate_headers import stated_in_refusal
+from stepfleet.orchestrator.models.rate_headers import seconds_until, stated_in_refusal
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 
 _BOM = b"\xef\xbb\xbf"
@@ -52,15 +52,16 @@ def redact(text: str, key: str | None) -> str:
 
 
 def retry_after(headers: Mapping[str, str], now: datetime) -> float | None:
-    """Return the seconds that the provider asks to wait: milliseconds, seconds or an HTTP date.
+    """Return the seconds that the provider asks to wait: milliseconds, seconds, or until a moment.
 
-    An hour at most; None for no wish, and for what is none.
+    A moment is an HTTP date or the time since 1970. An hour at most; None for no wish, and for what
+    is none.
     """
-    if (milliseconds := _number(headers.get("retry-after-ms"))) is not None:
-        return bounded_wish(milliseconds / 1000)
-    text = headers.get("retry-after")
-    if text is None or (seconds := _number(text)) is not None:
-        return bounded_wish(seconds) if text is not None else None
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        if (number := _number(headers.get(name))) is not None:
+            return bounded_wish(seconds_until(number, now, unit))
+    if (text := headers.get("retry-after")) is None:
+        return None
     try:
         moment = email.utils.parsedate_to_datetime(text[:_LONGEST_DATE])
         if moment.tzinfo is None:
@@ -108,21 +109,28 @@ _CODES = {
 _SHEDS = frozenset({"resource_unavailable"})
 """Codes of a 429 that says that a cheaper tier has no capacity now."""
 _WORDS_BY_CODE = {code: frozenset(words.split()) for code, words in _CODES.items()}
-_STATUSES = {
+_STATUSES: dict[int, ModelErrorCode] = {
     HTTPStatus.UNAUTHORIZED: ModelErrorCode.INVALID_API_KEY,
     HTTPStatus.PAYMENT_REQUIRED: ModelErrorCode.QUOTA_EXHAUSTED,
     HTTPStatus.FORBIDDEN: ModelErrorCode.PERMISSION_DENIED,
     HTTPStatus.NOT_FOUND: ModelErrorCode.MODEL_NOT_FOUND,
     HTTPStatus.REQUEST_TIMEOUT: ModelErrorCode.TIMEOUT,
     HTTPStatus.CONFLICT: ModelErrorCode.SERVER_ERROR,
+    HTTPStatus.MISDIRECTED_REQUEST: ModelErrorCode.SERVER_ERROR,
+    HTTPStatus.FAILED_DEPENDENCY: ModelErrorCode.SERVER_ERROR,
     HTTPStatus.TOO_EARLY: ModelErrorCode.SERVER_ERROR,
+    # Proxies and Google: the connection was closed while the server was at work.
+    444: ModelErrorCode.SERVER_ERROR,
+    460: ModelErrorCode.SERVER_ERROR,
+    499: ModelErrorCode.SERVER_ERROR,
     HTTPStatus.TOO_MANY_REQUESTS: ModelErrorCode.RATE_LIMIT,
     HTTPStatus.NOT_IMPLEMENTED: ModelErrorCode.INVALID_REQUEST,
     HTTPStatus.GATEWAY_TIMEOUT: ModelErrorCode.TIMEOUT,
 }
 _MESSAGES = {
     ModelErrorCode.QUOTA_EXHAUSTED: r"insufficient (?:balance|credits?|funds|quota)"
-    r"|credit balance is too low|budget has been exceeded",
+    r"|credit balance is too low|budget has been exceeded|reached your specified api usage limits",
+    ModelErrorCode.PERMISSION_DENIED: r"user location is not supported",
     ModelErrorCode.CONTENT_FILTER: r"content (?:filtering|management) policy",
     ModelErrorCode.INVALID_API_KEY: r"api[ _-]?key (?:is )?(?:not valid|invalid|expired)"
     r"|(?:invalid|incorrect) api[ _-]?key|your api key is valid|bearer token has expired"
@@ -193,7 +201,9 @@ def refusal(
         host, status, message, variable, _code_of(status, _words_of(error), error, message)
     )
     wait = retry_after(headers, now)
-    return _failure(status, error, message, text, _retry_delay(error) if wait is None else wait)
+    return _failure(
+        status, error, message, text, _retry_delay(error, now) if wait is None else wait
+    )
 
 
 def stated_failure(payload: dict[str, Any], answer: str) -> dict[str, Any] | None:
@@ -284,7 +294,7 @@ def _code_of(
 
 def _by_status(status: int | None, words: frozenset[str]) -> ModelErrorCode:
     if status in _STATUSES:
-        return _STATUSES[HTTPStatus(status)]
+        return _STATUSES[status]
     refused = "invalid_request_error" in words if status is None else status < _SERVER_ERRORS
     return ModelErrorCode.INVALID_REQUEST if refused else ModelErrorCode.SERVER_ERROR
 
@@ -374,12 +384,13 @@ def _text(value: Any) -> str:
         return ""
 
 
-def _retry_delay(error: dict[str, Any]) -> float | None:
+def _retry_delay(error: dict[str, Any], now: datetime) -> float | None:
     """Return the seconds in a `RetryInfo` of Google's error details."""
     details = error.get("details")
     for one in details if isinstance(details, list) else ():
         if isinstance(one, dict) and isinstance(delay := one.get("retryDelay"), str):
-            return bounded_wish(_number(delay.removesuffix("s")))
+            number = _number(delay.removesuffix("s"))
+            return None if number is None else bounded_wish(seconds_until(number, now))
     return None
 
 

@@ -41,6 +41,8 @@ _EXCEEDED = re.compile(rf"rate limit of ([\d,]+) {_WORDS} per minute", re.IGNORE
 _QUOTA = re.compile(r"(Requests|InputTokens|OutputTokens|Tokens)PerMinute", re.IGNORECASE)
 """Google: `GenerateRequestsPerMinutePerProjectPerModel`."""
 _SCARCE = 3
+_FIRST_MOMENT, _LAST_MOMENT = 1e9, 1e11
+"""Seconds since 1970: of 2001, and of the year 5138. What is more is in smaller units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,18 @@ def standings(headers: Mapping[str, str]) -> dict[str, Standing]:
             if rate and rate >= _LEAST and (seconds is None or seconds <= _MINUTE + _ROUNDED):
                 found[kind] = Standing(rate, left, seconds)
     return found
+
+
+def seconds_until(number: float, now: datetime, unit: float = 1.0) -> float:
+    """Return a stated wait of `number` units in seconds; what is plainly a moment is one.
+
+    A moment counts from 1970, in seconds, milliseconds or smaller units.
+    """
+    if not _FIRST_MOMENT <= number < _LAST_MOMENT * 1e9:
+        return number * unit
+    while number >= _LAST_MOMENT:
+        number /= 1000
+    return max(number - now.timestamp(), 0.0)
 
 
 def stated_in_refusal(message: str, error: Mapping[str, Any]) -> dict[str, float]:
@@ -114,12 +128,15 @@ def _number(text: str) -> float | None:
 
 def _seconds(text: str, headers: Mapping[str, str]) -> float | None:
     """Return the seconds of `6m0s`, `20ms`, `1.5` or a moment; None for what is none of these."""
-    if (number := _number(text)) is not None:
+    if (number := _number(text)) is not None and number < _FIRST_MOMENT:
         return number
     if text[0].isdigit() and (parts := _PARTS.fullmatch(text)):
         return sum(float(part) * unit for part, unit in zip(parts.groups("0"), _UNITS, strict=True))
     try:
-        moment, sent = datetime.fromisoformat(text), parsedate_to_datetime(headers["date"])
+        sent = parsedate_to_datetime(headers["date"])
+        if text.isdecimal():
+            return seconds_until(float(text), sent)
+        moment = datetime.fromisoformat(text)
         return max((moment - sent).total_seconds(), 0.0)
     except (KeyError, ValueError, TypeError, OverflowError):  # no moment, or one without a zone
         return None

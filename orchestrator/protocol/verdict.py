@@ -30,7 +30,7 @@ from stepfleet.orchestrator.protocol.lost_attempts import (
     remembered_of,
 )
 from stepfleet.orchestrator.protocol.outage import gave_up, parked
-from stepfleet.orchestrator.protocol.waiting import Waiting, patience
+from stepfleet.orchestrator.protocol.waiting import Waiting, patience, within_time
 from stepfleet.orchestrator.records.calls.tools import (
     DENIED,
     NOT_EXECUTED,
@@ -299,10 +299,11 @@ def _deferred(
 
 def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
     failures = claim.attempts + claim.limited + 1
+    delay = backoff(failures, retry_after=failed.retry_after, jitter=facts.jitter)
     return Verdict(
         Move.RETRY,
         claim.state,
-        delay=backoff(failures, retry_after=failed.retry_after, jitter=facts.jitter),
+        delay=within_time(delay, claim.config, claim.state, facts.now),
         attempt=not failed.limited,
         limited=failed.limited,
         lost=lost_attempt(claim, failed, LostKind.DEFERRED, reason=failed.error.message),
@@ -321,7 +322,8 @@ def _policy_delay(claim: Claim, attempt: Attempt, state: AgentState, facts: Fact
     if claim.config.error_policy.decide(state.failures) is not ErrorHandlingDecision.RETRY:
         return 0.0
     failures = state.failures.consecutive_failures
-    return backoff(failures, retry_after=attempt.retry_after, jitter=facts.jitter)
+    delay = backoff(failures, retry_after=attempt.retry_after, jitter=facts.jitter)
+    return within_time(delay, claim.config, state, facts.now)
 
 
 def _step_result(

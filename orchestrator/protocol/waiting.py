@@ -4,6 +4,7 @@ Decides which calls of a response are such tasks, how long the run waits for the
 a call that is unfinished by then. Knows neither the contents of queues nor their workers.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,6 +22,7 @@ from stepfleet.orchestrator.records.state import AgentState
 
 LONGEST_WAIT = timedelta(days=7)
 """How long a run without a wall-clock limit waits for tool calls."""
+_SOON = 0.1
 NOTHING: frozenset[int] = frozenset()
 
 
@@ -194,3 +196,15 @@ def patience(config: AgentConfig, state: AgentState, now: datetime) -> float:
         return LONGEST_WAIT.total_seconds()
     left = (started + timedelta(seconds=config.time_limit) - now).total_seconds()
     return min(max(left, 0.0), LONGEST_WAIT.total_seconds())
+
+
+def within_time(delay: float, config: AgentConfig, state: AgentState, now: datetime) -> float:
+    """Return the wait of a step: until the run's wall-clock limit ends it at most.
+
+    The limit counts whole seconds. The wait is never 0: nobody sends a step that is to be repeated
+    at once.
+    """
+    left = patience(config, state, now)
+    if config.time_limit is not None:
+        left += math.ceil(config.time_limit) - config.time_limit
+    return min(delay, max(left, _SOON))

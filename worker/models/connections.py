@@ -23,6 +23,9 @@ _KEEPALIVE_SECONDS = 30.0
 _DNS_SECONDS = 60
 STALE_SECONDS = 1.0
 """A kept connection that ends so soon behind a request, without a byte, had ended before it."""
+_LONGEST_LINE = 64 * 1024
+"""Bytes of a line in the head of an answer."""
+_MOST_HEADERS = 1024
 _COMMON_HEADERS = {
     "accept": "application/json, text/event-stream",
     "accept-encoding": "identity",
@@ -81,7 +84,9 @@ class Connections:
     async def post(
         self, url: str, headers: Mapping[str, str], body: bytes
     ) -> aiohttp.ClientResponse:
-        """Send a request and return its answer, the body unread; the caller closes it.
+        """Send a request and return its answer, the body unread and as it was sent.
+
+        The caller closes it.
 
         Where a kept connection turns out to have been closed, it is sent on a new one. Raises
         `aiohttp.ClientError`, `TimeoutError` when connecting takes too long, or `OSError`.
@@ -116,6 +121,10 @@ class Connections:
             connector=_Pool(self._limit),
             headers=_COMMON_HEADERS,
             cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            max_line_size=_LONGEST_LINE,
+            max_field_size=_LONGEST_LINE,
+            max_headers=_MOST_HEADERS,
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS),
         )
 

@@ -28,6 +28,7 @@ from stepfleet.worker.models.blocks import fitted
 from stepfleet.worker.models.bodies import malformed, partial_usage, without_half_a_turn
 from stepfleet.worker.models.call_ids import with_sent_ids
 from stepfleet.worker.models.connections import Connections
+from stepfleet.worker.models.encodings import plain
 from stepfleet.worker.models.event_lines import EventLines
 from stepfleet.worker.models.signing import Signer
 from stepfleet.worker.models.tokens import Tokens
@@ -50,6 +51,8 @@ _REQUEST_IDS = (
 _LONGEST_ID = 128
 _ERROR_LIMIT = 64 * 1024
 _READ_OUT_SECONDS = 0.25
+GRACE_SECONDS = 2.0
+"""For so long more of a stream is awaited whose answer is finished: its usage, and its end."""
 _SUCCESS = 2  # hundred and something
 _BROKEN = (aiohttp.ClientError, OSError)
 R = TypeVar("R")
@@ -99,6 +102,10 @@ class StreamedAnswer(Protocol):
     @property
     def is_over(self) -> bool:
         """Whether nothing of interest follows."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether its own finish reason has come: then it is whole, whatever else may follow."""
 
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
@@ -158,7 +165,7 @@ class HttpModel(LLM):
 
     `connections` are shared and stay the caller's to close. `environment` (the process's own by
     default) has addresses and keys where the request's settings name none. `response_limit` is in
-    bytes.
+    bytes; `grace` are the seconds between events of a stream whose answer is finished.
     """
 
     def __init__(
@@ -169,6 +176,7 @@ class HttpModel(LLM):
         *,
         environment: Mapping[str, str] | None = None,
         response_limit: int = RESPONSE_LIMIT,
+        grace: float = GRACE_SECONDS,
         on_headers: OnHeaders | None = None,
     ) -> None:
         self._on_headers = on_headers
@@ -177,6 +185,7 @@ class HttpModel(LLM):
         self._connections = connections
         self._environment = os.environ if environment is None else environment
         self._response_limit = response_limit
+        self._grace = grace
         self._endpoints: dict[tuple[str | None, ...], Endpoint] = {}
         self._signer = Signer()
         self._tokens = Tokens()
@@ -217,7 +226,7 @@ class HttpModel(LLM):
                 came = received.tokens or (None if received.usage is None else 0)
                 failure: ModelError = ModelTimeoutError(msg, received=came)
             else:
-                reason = redact(f"{type(error).__name__}: {error}", endpoint.key)
+                reason = redact(_reason(error), endpoint.key)
                 failure = ModelError(
                     f"connection to {endpoint.host}: {reason}",
                     retryable=True,
@@ -343,8 +352,11 @@ class HttpModel(LLM):
     ) -> dict[str, Any]:
         cutter, answer = self._format.cutter(), self._format.stream()
         received.is_stream = True
+        heard = 0.0
 
         async def take(events: list[bytes]) -> None:
+            nonlocal heard
+            heard = asyncio.get_running_loop().time() if events else heard
             for data in events:
                 if answer.is_over:
                     return
@@ -358,10 +370,13 @@ class HttpModel(LLM):
                     await take(cutter.feed(part[first : first + _AT_ONCE]))
                     if first + _AT_ONCE < len(part):
                         await asyncio.sleep(0)
-                part = None if answer.is_over else await anext(parts, None)
+                until = heard + self._grace if answer.finished else None
+                part = None if answer.is_over else await _following(parts, until)
             if answer.is_over:
                 await _read_out(parts)
-            await take(cutter.end())
+            # Bytes without an end take nothing from an answer that is whole.
+            with contextlib.suppress(*([ModelError] if answer.finished else [])):
+                await take(cutter.end())
             if answer.error is not None:
                 return answer.error
             payload = await _read(received.size, answer.payload)
@@ -374,7 +389,7 @@ class HttpModel(LLM):
     async def _parts(
         self, response: aiohttp.ClientResponse, received: Received
     ) -> AsyncIterator[bytes]:
-        async for part in response.content.iter_any():
+        async for part in _plain(response):
             received.size += len(part)
             received.blank += len(part) if part.isspace() else 0
             if received.size > self._response_limit:
@@ -384,10 +399,11 @@ class HttpModel(LLM):
 
     async def _refused(self, response: aiohttp.ClientResponse, endpoint: Endpoint) -> ModelError:
         body = b""
-        async for part in response.content.iter_any():
-            body += part
-            if len(body) >= _ERROR_LIMIT:
-                break
+        with contextlib.suppress(*_BROKEN, ModelError):  # the status says more than a broken body
+            async for part in _plain(response):
+                body += part
+                if len(body) >= _ERROR_LIMIT:
+                    break
         return refusal(
             response.status,
             response.headers,
@@ -397,6 +413,18 @@ class HttpModel(LLM):
             now=datetime.now(UTC),
             variable=endpoint.variable,
         )
+
+
+def _plain(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
+    return plain(response.content.iter_any(), response.headers.get("content-encoding", ""))
+
+
+def _reason(error: Exception) -> str:
+    """Return why a connection failed; an error of aiohttp's parser has a status of its own."""
+    if type(error) is aiohttp.ClientResponseError:
+        said = error.message.partition("\n")[0].rstrip(":")
+        return f"the head of its answer cannot be read: {said}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _request_id(given: Mapping[str, Any]) -> str:
@@ -420,6 +448,20 @@ async def _begin(parts: AsyncIterator[bytes]) -> bytes:
             continue
         break
     return begin.removeprefix(_BOM)
+
+
+async def _following(parts: AsyncIterator[bytes], until: float | None) -> bytes | None:
+    """Return the next bytes of a stream, None behind its last.
+
+    `until` is set where its answer is finished: what does not come by then is not missed.
+    """
+    try:
+        async with asyncio.timeout_at(until):
+            return await anext(parts, None)
+    except _BROKEN:  # a timeout is one
+        if until is None:
+            raise
+        return None
 
 
 async def _read_out(parts: AsyncIterator[bytes]) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ from stepfleet.orchestrator.records.calls.answers import Ask, Awaited, awaited_b
 from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.model_calls.circuits import ServiceOutage
-from stepfleet.orchestrator.store.records.codec import load_outage
-from stepfleet.orchestrator.store.runs.reading import StoredRun
+from stepfleet.orchestrator.store.records.codec import load_outage, moment
+from stepfleet.orchestrator.store.runs.reading import StoredRun, next_attempt
 
 _READ = 10
 """Runs before a run whose calls that wait for people are read."""
@@ -134,7 +135,10 @@ async def _waits(run: StoredRun, fleet: AsyncFleet) -> tuple[str, Iterable[str]]
         return "", ()
     if wait := await fleet.limits.wait_of(run.run_id):
         return f"{step} waits {wait}", ()
-    return await fleet.runs.standstill(run.run_id), ()
+    times = run.header.get("not_before"), run.header.get("updated")
+    lost = ((moment(one.at_ms), one.reason) for one in run.lost)
+    again = next_attempt(*times, lost, datetime.now(UTC))
+    return f"{step} waits for {again}" if again else await fleet.runs.standstill(run.run_id), ()
 
 
 async def _asks_of(runs: Iterable[str], fleet: AsyncFleet) -> list[Ask]:

@@ -9,6 +9,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import NotFoundError, SerializationError
 from stepfleet.orchestrator.events.envelope import numbered
 from stepfleet.orchestrator.protocol.transfer import agent_before, overrides_of
+from stepfleet.orchestrator.protocol.verdict import LONGEST
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.causes import LastError, last_error
@@ -34,6 +35,7 @@ from stepfleet.orchestrator.store.records.codec import (
     load_outcome,
     load_state,
     log_begin,
+    milliseconds,
     moment,
     stored_agent,
 )
@@ -115,6 +117,26 @@ class StoredRun:
         execution = self.state.info.execution
         steps = [logged.result for logged in self.log if logged.execution == execution]
         return last_error(steps, open_attempts(self.header, self.lost))
+
+
+def next_attempt(
+    not_before: str | None,
+    updated: str | None,
+    lost: Iterable[tuple[datetime | None, str | None]],
+    now: datetime,
+) -> str:
+    """Return when and why a step that failed for now is tried again; empty where none waits so.
+
+    `not_before` and `updated` are those of the header, `lost` the times and reasons of attempts.
+    """
+    since = moment(updated or 0)
+    reasons = [why for at, why in lost if at == since and why]
+    if not reasons or int(not_before or 0) <= milliseconds(now):
+        return ""
+    until = moment(not_before or 0)
+    asked = (until - since).total_seconds() > LONGEST  # no wait of our own is so long
+    why = "as the provider asked" if asked else "behind a failure"
+    return f"its next attempt at {until:%H:%M:%S} UTC, {why} ({reasons[-1]})"
 
 
 def open_attempts(header: Fields, lost: Iterable[LostAttempt]) -> list[LostAttempt]:

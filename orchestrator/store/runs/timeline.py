@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import NamedTuple
 
 import orjson
@@ -35,7 +36,7 @@ from stepfleet.orchestrator.store.records.codec import (
 )
 from stepfleet.orchestrator.store.records.compression import unpacked_within
 from stepfleet.orchestrator.store.runs.listing import RunLists
-from stepfleet.orchestrator.store.runs.reading import unknown_run
+from stepfleet.orchestrator.store.runs.reading import next_attempt, unknown_run
 
 MOST_STEPS = 100
 LARGEST_STEP = 262_144
@@ -55,6 +56,9 @@ _FOR = {
     Awaited.APPROVAL: "a person's approval",
     Awaited.PERSON: "a person's answer",
 }
+
+
+_OF_HEADER = ("outcome", "waiting", "outage", "step", "after", "vain", "not_before", "updated")
 
 
 class _Given(NamedTuple):
@@ -98,10 +102,13 @@ class Timelines:
         named = _by_agents(steps, await self._agent_of(following, run) if steps else "")
         how_many, header = await self._connection.execute_all(
             ("HLEN", f"{key}:lost"),
-            ("HMGET", key, "outcome", "waiting", "outage", "step", "after", "vain"),
+            ("HMGET", key, *_OF_HEADER),
         )
         lost = await self._lost(key) if 0 < int(how_many) <= MOST_LOST_READ else ()
-        known, *waits, after, vain = header
+        known, *waits, after, vain, not_before, updated = header
+        again = next_attempt(
+            not_before, updated, ((one.at, one.reason) for one in lost), datetime.now(UTC)
+        )
         before = {} if run.status.is_terminal or not after else await self._before(after)
         reason, evaluations = _why(known)
         done = [one.step - 1 for one in named]
@@ -120,7 +127,7 @@ class Timelines:
             lost_attempts=int(how_many),
             lost_cost_usd=load_lost_use({"vain": vain or ""})[1].cost_usd,
             lost=lost,
-            waits_for="" if run.status.is_terminal else _ends(before) or _waits(*waits),
+            waits_for="" if run.status.is_terminal else _ends(before) or _waits(*waits) or again,
             before=dict(list(before.items())[:MOST_BEFORE]),
             given=newest.text if newest else None,
             given_cut=bool(newest and newest.is_cut),

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import partial
 
 import orjson
@@ -10,7 +12,7 @@ import pytest
 from rich.console import Console, RenderableType
 from support.deadlines import until
 from support.runs.scripted_steps import Script, call
-from support.runs.stored_runs import Bench, plain_agent
+from support.runs.stored_runs import Bench, failed, plain_agent
 
 from stepfleet.orchestrator import Agent, AsyncFleet, tool
 from stepfleet.orchestrator.cli.views import explain, runs
@@ -82,6 +84,24 @@ async def test_a_queued_run_names_the_missing_worker_and_the_pause(
     await fleet.runs.cancel(run_id)
     for text in await told(fleet, run_id):
         assert "no worker" not in text
+
+
+async def test_a_run_names_the_next_attempt_at_a_step_that_was_refused_for_long(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    run_id = await fleet.submit(AGENT, "hi")
+    claim = await desk.claim(run_id)
+    refused = failed(claim, transient=True, limited=True)
+    error = refused.error.model_copy(update={"message": "api answered 429: slow down"})
+    await desk.commit(claim, replace(refused, error=error, retry_after=3000.0))
+    at = int((await desk.header(run_id))["not_before"]) / 1000
+    text = (
+        f"its next attempt at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC, as the provider "
+        "asked (api answered 429: slow down)"
+    )
+    for said in await told(fleet, run_id):
+        assert f"step 1 waits for {text}" in said
+    assert (await fleet.runs.timeline(run_id)).waits_for == text
 
 
 async def test_a_run_names_those_before_it(fleet: AsyncFleet) -> None:

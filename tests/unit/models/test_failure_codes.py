@@ -86,6 +86,13 @@ BODIES: dict[str, tuple[int, Any, ModelErrorCode]] = {
                                     status="RESOURCE_EXHAUSTED")], C.RATE_LIMIT),
     "anthropic: money": (400, error("Your credit balance is too low",
                                     type="invalid_request_error"), C.QUOTA_EXHAUSTED),
+    "anthropic: a limit of money": (400, error(
+        "You have reached your specified API usage limits. You will regain access on 2026-02-01 at "
+        "00:00 UTC.", type="invalid_request_error"), C.QUOTA_EXHAUSTED),
+    "gemini: a place": (400, error("User location is not supported for the API use.", code=400,
+                                   status="FAILED_PRECONDITION"), C.PERMISSION_DENIED),
+    "gemini: broken off": (499, error("The operation was cancelled.", code=499, status="CANCELLED"),
+                           C.SERVER_ERROR),
     "deepseek: money": (402, error("Insufficient Balance"), C.QUOTA_EXHAUSTED),
     "zhipu: money": (429, error("Insufficient balance", code="1113"), C.QUOTA_EXHAUSTED),
     "groq: a call": (400, error("Failed to call a function.", type="invalid_request_error",

@@ -23,9 +23,11 @@ def error(message: str = "no", **fields: Any) -> dict[str, Any]:
     return {"error": {"message": message, **fields}}
 
 
-@pytest.mark.parametrize("status", [408, 409, 425, 500, 502, 503, 504, 529, 599])
+@pytest.mark.parametrize(
+    "status", [408, 409, 421, 424, 425, 444, 460, 499, 500, 502, 503, 504, 529, 599]
+)
 def test_trouble_of_the_service_is_transient(status: int) -> None:
-    """LLM-06: 408, 409, 425, 5xx."""
+    """LLM-06: 408, 409, 425, 5xx, and what proxies say of a broken connection."""
     failure = refuse(status, b"<html>bad gateway</html>")
     assert type(failure) is ModelError
     assert failure.retryable
@@ -175,6 +177,14 @@ def test_redirects_are_refused_with_the_fix() -> None:
         ({"retry-after": "Thu, 01 Jan 2026 11:00:00 GMT"}, 0),
         ({"retry-after-ms": "250", "retry-after": "9"}, 0.25),
         ({"retry-after-ms": "x", "retry-after": "9"}, 9),
+        ({"retry-after": "1767268804"}, 4),  # the moment: seconds since 1970
+        ({"retry-after": "1767268804500"}, 4.5),
+        ({"retry-after-ms": "1767268804500"}, 4.5),
+        ({"retry-after-ms": "1767268804"}, 4),
+        ({"retry-after": "1767268804000000"}, 4),
+        ({"retry-after": "1767268799"}, 0),
+        ({"retry-after": "1767888888"}, 3600),
+        ({"retry-after": "999999999"}, 3600),
     ],
 )
 def test_the_wait_is_read_from_seconds_milliseconds_and_dates(
@@ -184,11 +194,18 @@ def test_the_wait_is_read_from_seconds_milliseconds_and_dates(
     assert retry_after(headers, NOW) == seconds
 
 
+@pytest.mark.parametrize("delay", ["4s", "1767268804s"])
+def test_the_wait_in_googles_details_is_read_too(delay: str) -> None:
+    details = [{"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": delay}]
+    assert refuse(429, error("slow", details=details)).retry_after == 4
+
+
 @pytest.mark.parametrize(
     ("fields", "retryable"),
     [
         ({"code": 503}, True),
         ({"code": 400}, False),
+        ({"code": 499, "status": "CANCELLED"}, True),
         ({"type": "server_error"}, True),
         ({"type": "invalid_request_error"}, False),
         ({"code": "insufficient_quota"}, False),

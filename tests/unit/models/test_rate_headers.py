@@ -55,6 +55,15 @@ def test_what_is_no_number_states_nothing(value: str) -> None:
     assert set(standings(hostile)) == {"t"}
 
 
+@pytest.mark.parametrize(
+    ("moment", "seconds"), [("1767268804", 4), ("1767268804500", 4.5), ("1767355200", None)]
+)
+def test_a_moment_is_read_as_one(moment: str, seconds: float | None) -> None:
+    date = {"date": "Thu, 01 Jan 2026 12:00:00 GMT"}
+    found = standings({**OPENAI, **date, "x-ratelimit-reset-requests": moment})
+    assert (found["r"].reset if "r" in found else None) == seconds
+
+
 @given(st.dictionaries(st.sampled_from([*OPENAI, *ANTHROPIC, "date"]), st.text(), max_size=20))
 def test_no_headers_break_the_reading(headers: dict[str, str]) -> None:
     for one in standings(headers).values():

@@ -68,6 +68,14 @@ def at_step(step: int, **config: Any) -> Claim:
     return replace(found, step=step, state=state)
 
 
+def begun(seconds: float, **config: Any) -> Claim:
+    """The claim of a run that began so long ago."""
+    found = claim(**config)
+    began = NOW - timedelta(seconds=seconds)
+    info = found.state.info.model_copy(update={"execution_started_at": began})
+    return replace(found, state=found.state.model_copy(update={"info": info}))
+
+
 def cancelled(found: Claim) -> Claim:
     state = found.state.model_copy(update={"stop_requested": "a cancel was requested"})
     return replace(found, state=state)
@@ -185,6 +193,27 @@ ROWS = {
     "not before the server's wish": Row(
         claim(), failed(retry_after=30.0), Move.RETRY, {"delay": 31.5, "retry_after": 30.0}
     ),
+    "not behind the run's own time limit": Row(
+        begun(40, time_limit=60.0), failed(retry_after=3600.0), Move.RETRY, {"delay": 20.0}
+    ),
+    "nor behind that of a refused one": Row(
+        begun(40, time_limit=60.0),
+        failed(limited=True, refused="m", retry_after=3600.0),
+        Move.RETRY,
+        {"delay": 20.0, "retry_after": 3600.0},
+    ),
+    "when it ends the run, by whole seconds": Row(
+        begun(1, time_limit=1.5), failed(retry_after=3600.0), Move.RETRY, {"delay": 1.0}
+    ),
+    "at once behind it": Row(
+        begun(90, time_limit=60.0), failed(retry_after=3600.0), Move.RETRY, {"delay": 0.1}
+    ),
+    "however long without one": Row(
+        begun(90, time_limit=None), failed(retry_after=3600.0), Move.RETRY, {"delay": 3780.0}
+    ),
+    "nor does a wait end a limit of workers' time": Row(
+        begun(90, cumulative_timeout=60.0), failed(retry_after=90.0), Move.RETRY, {"delay": 94.5}
+    ),
     "a timeout may have been paid for": Row(
         claim(), failed(TIMEOUT), Move.RETRY, {"ambiguous": True}
     ),
@@ -220,6 +249,12 @@ ROWS = {
         failed(retry_after=8.0),
         Move.CONTINUE,
         {"delay": 8.4, "logged": StepType.ERROR},
+    ),
+    "which comes no later than the run's time limit": Row(
+        begun(40, time_limit=60.0, model_attempts=1, error_policy=ErrorPolicy.retry_all()),
+        failed(retry_after=3600.0),
+        Move.CONTINUE,
+        {"delay": 20.0},
     ),
     "a failure for good is not tried again": Row(
         claim(),
