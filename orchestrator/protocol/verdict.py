@@ -268,9 +268,7 @@ def _out(claim: Claim, failed: Failed, criteria: ContinuationCriteria, facts: Fa
         Move.RETRY,
         claim.state,
         delay=delay,
-        lost=lost_attempt(claim, failed, LostKind.DEFERRED, failed.error.message)
-        if called
-        else None,
+        lost=lost_attempt(claim, failed, LostKind.DEFERRED, failed.error) if called else None,
         failure=failed.error,
         outage=outage,
     )
@@ -305,7 +303,7 @@ def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
         delay=backoff(failures, retry_after=failed.retry_after, jitter=facts.jitter),
         attempt=not failed.limited,
         limited=failed.limited,
-        lost=lost_attempt(claim, failed, LostKind.DEFERRED, reason=failed.error.message),
+        lost=lost_attempt(claim, failed, LostKind.DEFERRED, failed.error),
         dropped=lost_attempt(claim, failed, LostKind.LATE),
         refused=failed.refused,
         unsent=failed.unsent,
