@@ -161,6 +161,9 @@ def test_errors_are_read_in_every_usual_form(body: Any, words: str) -> None:
         ("Please reduce the length of the messages or completion.", None),
         ("litellm.ContextWindowExceededError: no", None),
         ("Prompt 超长", None),
+        ("40 tokens, too large for model with 32 maximum context length", 32),
+        ("the input token count is 32780 but model only supports up to 32767", 32_767),
+        ("Input is too long for requested model.", None),
     ],
 )
 def test_what_servers_say_of_a_conversation_that_is_too_long(
