@@ -183,7 +183,8 @@ _LIMIT = re.compile(
     r"(?:context (?:length|window|size)|maximum(?: allowed)?(?: (?:prompt|input|model|token))?"
     r"(?: length| size)?|limit|max_(?:seq|model|input)_len|max size)"
     r"(?: is(?: only)?| of|:)? ?\(?(\d[\d,]*)"
-    r"|(?:>|with) (\d[\d,]*) maximum|supports up to (\d+)|limit of (\d[\d,]*)|tokens allowed \((\d[\d,]*)\)"
+    r"|(?:>|with) (\d[\d,]*) maximum|supports up to (\d+)|limit of (\d[\d,]*)"
+    r"|tokens allowed \((\d[\d,]*)\)"
     r"|must be <= (\d+)|less than (\d+) tokens|length should be \[\d+, ?(\d+)\]",
     re.IGNORECASE,
 )
