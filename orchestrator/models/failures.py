@@ -83,9 +83,11 @@ _SERVER_ERRORS, _LAST_STATUS = 500, 599
 _CODES = {
     ModelErrorCode.QUOTA_EXHAUSTED: "insufficient_quota insufficient_user_quota"
     " insufficient_balance insufficient_credits exceeded_current_quota_error billing_error"
-    " billing_hard_limit_reached billing_not_active budget_exceeded payment_required",
+    " billing_hard_limit_reached billing_not_active budget_exceeded payment_required"
+    " arrearage accountoverdueerror",
     ModelErrorCode.CONTENT_FILTER: "content_filter content_filtered content_policy_violation"
-    " data_inspection_failed responsibleaipolicyviolation image_content_policy_violation",
+    " data_inspection_failed responsibleaipolicyviolation image_content_policy_violation"
+    " datainspectionfailed moderation_blocked",
     ModelErrorCode.MODEL_NOT_FOUND: "model_not_found model_not_found_error model_not_available"
     " model_decommissioned invalid_model deploymentnotfound notfounderror not_found_error",
     ModelErrorCode.PERMISSION_DENIED: "access_denied key_model_access_denied"
@@ -100,14 +102,15 @@ _CODES = {
     " invalid_image_format invalid_image_mode invalid_image_url invalid_base64_image"
     " image_too_large image_too_small image_parse_error image_file_too_large empty_image_file"
     " unsupported_image_media_type image_file_not_found",
-    ModelErrorCode.RATE_LIMIT: "servicequotaexceededexception throttlingexception",
+    ModelErrorCode.RATE_LIMIT: "servicequotaexceededexception throttlingexception"
+    " capacity_exceeded",
     ModelErrorCode.SERVER_ERROR: "modelnotreadyexception modelerrorexception"
     " modelstreamerrorexception",
     # The model wrote what its server could not read: the next answer usually can be.
     ModelErrorCode.MALFORMED_ANSWER: "tool_use_failed json_validate_failed output_parse_failed",
 }
-_SHEDS = frozenset({"resource_unavailable"})
-"""Codes of a 429 that says that a cheaper tier has no capacity now."""
+_SHEDS = frozenset({"resource_unavailable", "capacity_exceeded"})
+"""Codes that say that a cheaper tier has no capacity now: OpenAI's 429, Groq's 498."""
 _WORDS_BY_CODE = {code: frozenset(words.split()) for code, words in _CODES.items()}
 _STATUSES: dict[int, ModelErrorCode] = {
     HTTPStatus.UNAUTHORIZED: ModelErrorCode.INVALID_API_KEY,
@@ -124,14 +127,19 @@ _STATUSES: dict[int, ModelErrorCode] = {
     460: ModelErrorCode.SERVER_ERROR,
     499: ModelErrorCode.SERVER_ERROR,
     HTTPStatus.TOO_MANY_REQUESTS: ModelErrorCode.RATE_LIMIT,
-    HTTPStatus.NOT_IMPLEMENTED: ModelErrorCode.INVALID_REQUEST,
     HTTPStatus.GATEWAY_TIMEOUT: ModelErrorCode.TIMEOUT,
 }
 _MESSAGES = {
     ModelErrorCode.QUOTA_EXHAUSTED: r"insufficient (?:balance|credits?|funds|quota)"
-    r"|credit balance is too low|budget has been exceeded|reached your specified api usage limits",
+    r"|credit balance is too low|budget has been exceeded|reached your specified api usage limits"
+    r"|spend(?:ing)? (?:limit|cap)|used all available credits|not have any credits"
+    r"|doesn't have any credits|\bkey limit exceeded|balance is insufficient"
+    r"|余额不足|额度不足|欠费",
     ModelErrorCode.PERMISSION_DENIED: r"user location is not supported",
-    ModelErrorCode.CONTENT_FILTER: r"content (?:filtering|management) policy",
+    ModelErrorCode.CONTENT_FILTER: r"content (?:filtering|management) policy"
+    r"|content exists risk|content violates|(?:prompt|input|request) was flagged"
+    r"|(?:inappropriate|sensitive|unsafe) content|considered high risk|our safety system"
+    r"|不安全或敏感内容",
     ModelErrorCode.INVALID_API_KEY: r"api[ _-]?key (?:is )?(?:not valid|invalid|expired)"
     r"|(?:invalid|incorrect) api[ _-]?key|your api key is valid|bearer token has expired"
     r"|security token included in the request is (?:invalid|expired)",
@@ -146,13 +154,20 @@ _VAGUE = frozenset(
         None,
         HTTPStatus.BAD_REQUEST,
         HTTPStatus.FORBIDDEN,
+        HTTPStatus.PRECONDITION_FAILED,
         HTTPStatus.UNPROCESSABLE_ENTITY,
         HTTPStatus.TOO_MANY_REQUESTS,
     }
 )
 """Statuses that leave the reason to the message."""
 
-_TOO_LONG_CODES = {"context_length_exceeded", "exceed_context_size_error", "string_too_long"}
+_TOO_LONG_CODES = {
+    "context_length_exceeded",
+    "exceed_context_size_error",
+    "model_context_window_exceeded",
+    "string_too_long",
+    "tokens_limit_reached",
+}
 _TOO_LONG_STATUSES = {
     None,
     HTTPStatus.BAD_REQUEST,
@@ -160,21 +175,31 @@ _TOO_LONG_STATUSES = {
     HTTPStatus.UNPROCESSABLE_ENTITY,
 }
 _TOO_LONG = re.compile(
-    r"context[_ ]length|context window|context size|maximum context|prompt is too long"
-    r"|input is too long|too many (?:input )?tokens|input tokens? (?:count|exceed)"
-    r"|exceeds? (?:the )?context limit|number of input tokens exceeds",
+    r"context[_ ]length|context ?window|context size|maximum context|too many (?:input )?tokens"
+    r"|(?:prompt|input)(?: tokens?| length)?(?: is)? too long|input tokens? (?:count|exceed)"
+    r"|exceeds? (?:the )?context limit|number of input tokens exceeds"
+    r"|max(?:imum)? (?:prompt|input|model) (?:length|characters)|prompt exceeds max"
+    r"|exceeds? (?:the )?maximum allowed (?:input |token )?(?:length|size)"
+    r"|exceeded model token limit|prompt token count|max_(?:seq|model|input)_len\b"
+    r"|reduce the length of the (?:messages|prompt|input)|range of input length"  # the latter: Qwen
+    r"|`inputs` (?:tokens \+ `max_new_tokens` )?must (?:be|have)"  # TGI
+    r"|prompt ?超长|长度超过",
     re.IGNORECASE,
 )
 _LIMIT = re.compile(
-    r"(?:context (?:length|window|size)|maximum|limit)(?: is| of|:)? ?\(?(\d[\d,]*)"
-    r"|> (\d[\d,]*) maximum|limit of (\d[\d,]*)|tokens allowed \((\d[\d,]*)\)",
+    r"(?:context (?:length|window|size)|maximum(?: allowed)?(?: (?:prompt|input|model|token))?"
+    r"(?: length| size)?|limit|max_(?:seq|model|input)_len|max size)"
+    r"(?: is(?: only)?| of|:)? ?\(?(\d[\d,]*)"
+    r"|(?:>|with) (\d[\d,]*) maximum|supports up to (\d+)|limit of (\d[\d,]*)"
+    r"|tokens allowed \((\d[\d,]*)\)"
+    r"|must be <= (\d+)|less than (\d+) tokens|length should be \[\d+, ?(\d+)\]",
     re.IGNORECASE,
 )
 _SOME_VARIABLE = "of the key"
 _HINTS = {
-    HTTPStatus.UNAUTHORIZED: "check the variable {variable} on the workers",
-    HTTPStatus.FORBIDDEN: "check what the key may use",
-    HTTPStatus.NOT_FOUND: "check the agent's model and settings.base_url",
+    ModelErrorCode.INVALID_API_KEY: "check the variable {variable} on the workers",
+    ModelErrorCode.PERMISSION_DENIED: "check what the key may use",
+    ModelErrorCode.MODEL_NOT_FOUND: "check the agent's model and settings.base_url",
 }
 
 
@@ -230,7 +255,13 @@ def failed_event(payload: dict[str, Any], *, host: str, key: str | None) -> Mode
     text = (
         f"{host} failed: {message}"
         if status is None
-        else _answered(host, status, message, _SOME_VARIABLE)
+        else _answered(
+            host,
+            status,
+            message,
+            _SOME_VARIABLE,
+            _code_of(status, _words_of(error), error, message),
+        )
     )
     return _failure(status, error, message, text, None)
 
@@ -264,12 +295,11 @@ def _answered(
     status: int,
     message: str,
     variable: str | None,
-    code: ModelErrorCode | None = None,
+    code: ModelErrorCode,
 ) -> str:
     if HTTPStatus.MULTIPLE_CHOICES <= status < HTTPStatus.BAD_REQUEST:
         return f"{host} redirects ({status}): set settings.base_url to the final address"
-    meant = HTTPStatus.UNAUTHORIZED if code is ModelErrorCode.INVALID_API_KEY else status
-    hint = _HINTS[HTTPStatus(meant)] if variable and meant in _HINTS else ""
+    hint = _HINTS.get(code, "") if variable else ""
     shown = f" ({hint.format(variable=variable)})" if hint else ""
     return f"{host} answered {status}: {message}{shown}"
 
@@ -279,9 +309,9 @@ def _code_of(
 ) -> ModelErrorCode:
     if status is None and any("rate_limit" in one for one in words):
         return ModelErrorCode.RATE_LIMIT
-    for code, known in _WORDS_BY_CODE.items():
-        if words & known:
-            return code
+    named = next((code for code, known in _WORDS_BY_CODE.items() if words & known), None)
+    if named not in (None, ModelErrorCode.INVALID_REQUEST):  # a bad request may say why
+        return named
     metadata = error.get("metadata")
     if isinstance(metadata, Mapping) and ("flagged_input" in metadata or "reasons" in metadata):
         return ModelErrorCode.CONTENT_FILTER
@@ -289,7 +319,7 @@ def _code_of(
         for code, pattern in _PATTERNS.items():
             if pattern.search(message):
                 return code
-    return _by_status(status, words)
+    return named or _by_status(status, words)
 
 
 def _by_status(status: int | None, words: frozenset[str]) -> ModelErrorCode:

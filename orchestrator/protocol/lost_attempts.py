@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Answered, Failed, Interrupted
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
@@ -29,9 +30,12 @@ NO_ENTRIES = CallEntries()
 
 
 def lost_attempt(
-    claim: Claim, attempt: Failed | Interrupted, kind: LostKind, reason: str | None = None
+    claim: Claim, attempt: Failed | Interrupted, kind: LostKind, error: ErrorInfo | None = None
 ) -> LostAttempt:
-    """Describe an attempt that is not committed. A refusal or an error answer costs nothing."""
+    """Describe an attempt that is not committed because of `error`.
+
+    A refusal or an error answer costs nothing.
+    """
     unanswered = (
         isinstance(attempt, Interrupted) and attempt.response is None and not attempt.unsent
     )
@@ -50,11 +54,18 @@ def lost_attempt(
         tokens=spent.tokens if spent else 0,
         cost_usd=spent.cost_usd if spent and spent.tokens else None,
         estimated=spent is not None and spent.tokens > 0 and spent.estimated,
-        reason=reason,
         model=spent.model if spent else None,
         usage=spent.usage if spent else None,
         service_tier=spent.service_tier if spent else "",
+        **because(error),
     )
+
+
+def because(error: ErrorInfo | None) -> dict[str, Any]:
+    """Return the fields of an entry that say which error it is of."""
+    if error is None:
+        return {}
+    return {"reason": error.message, "error_type": error.type, "code": error.code}
 
 
 def late(claim: Claim, attempt: Answered | Failed | Interrupted, result: StepResult) -> LostAttempt:
@@ -82,7 +93,7 @@ def in_vain(claim: Claim, attempt: Answered | Failed | Interrupted) -> LostAttem
     """Return the ledger entry of failed calls that may have been paid for."""
     if not isinstance(attempt, Failed) or claim.journal.response is not None:
         return None
-    lost = lost_attempt(claim, attempt, LostKind.FAILED, reason=attempt.error.message)
+    lost = lost_attempt(claim, attempt, LostKind.FAILED, attempt.error)
     return lost if lost.ambiguous else None
 
 
@@ -102,6 +113,7 @@ def of_failed_calls(step: int, calls: Iterable[FailedCall]) -> tuple[LostAttempt
             cost_usd=one.cost_usd if one.tokens else None,
             estimated=one.tokens > 0 and one.estimated,
             reason=f"{one.model}: {one.message}",
+            code=one.code,
             model=bare_name(one.model),
             usage=one.usage,
             service_tier=one.service_tier,

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from stepfleet.orchestrator.protocol.fold import rebuild
-from stepfleet.orchestrator.protocol.lost_attempts import lost_use
+from stepfleet.orchestrator.protocol.lost_attempts import because, lost_use
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
@@ -68,7 +68,7 @@ def revise(
         kind=LostKind.RETRIED,
         step=failed.result.step,
         seconds=failed.result.duration_ms / 1000,
-        reason=failed.result.errors[0].message if failed.result.errors else None,
+        **because(failed.result.errors[0] if failed.result.errors else None),
         **_paid_in_vain(failed),
     )
     return Revision(

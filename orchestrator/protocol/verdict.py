@@ -268,9 +268,7 @@ def _out(claim: Claim, failed: Failed, criteria: ContinuationCriteria, facts: Fa
         Move.RETRY,
         claim.state,
         delay=delay,
-        lost=lost_attempt(claim, failed, LostKind.DEFERRED, failed.error.message)
-        if called
-        else None,
+        lost=lost_attempt(claim, failed, LostKind.DEFERRED, failed.error) if called else None,
         failure=failed.error,
         outage=outage,
     )
@@ -306,7 +304,7 @@ def _try_again(claim: Claim, failed: Failed, facts: Facts) -> Verdict:
         delay=within_time(delay, claim.config, claim.state, facts.now),
         attempt=not failed.limited,
         limited=failed.limited,
-        lost=lost_attempt(claim, failed, LostKind.DEFERRED, reason=failed.error.message),
+        lost=lost_attempt(claim, failed, LostKind.DEFERRED, failed.error),
         dropped=lost_attempt(claim, failed, LostKind.LATE),
         refused=failed.refused,
         unsent=failed.unsent,

@@ -61,6 +61,14 @@ class Refused(Protocol):
     def reason(self) -> str | None:
         """Why its model call failed, where it did."""
 
+    @property
+    def error_type(self) -> ErrorType | None:
+        """The type of that failure, where it is known."""
+
+    @property
+    def code(self) -> str | None:
+        """The code of that failure, where it is known."""
+
 
 def last_error(steps: Sequence[Erring], lost: Iterable[Refused] = ()) -> LastError | None:
     """Return the last error of an execution with these steps; None where there is none.
@@ -71,12 +79,13 @@ def last_error(steps: Sequence[Erring], lost: Iterable[Refused] = ()) -> LastErr
     """
     refusals = [one for one in lost if one.reason]
     if refusals:
+        newest_refusal = refusals[-1]
         return LastError(
-            type=ErrorType.MODEL,
-            code=ModelErrorCode.OTHER,
-            message=refusals[-1].reason or "",
+            type=newest_refusal.error_type or ErrorType.MODEL,
+            code=newest_refusal.code or ModelErrorCode.OTHER,
+            message=newest_refusal.reason or "",
             retryable=True,
-            step=refusals[-1].step,
+            step=newest_refusal.step,
             steps=len(steps) + 1,
         )
     failed = [step for step in steps if step.problems]

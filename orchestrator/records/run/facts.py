@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ConfigDict, Field, computed_field
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.errors import Cause, ErrorInfo
+from stepfleet.orchestrator.records.errors import Cause, ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
 from stepfleet.orchestrator.records.run.causes import LastError, cause_of_end, explains
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -97,7 +97,8 @@ class LostAttempt(Record):
     that were sent and received, or else follow those of the call that was made in its place.
     `model` and `usage` are the call's, where they are known, and `service_tier` is the provider's
     tier; `default_priced` is true where no table has that model. `at_ms` is when it was noted, in
-    milliseconds since 1970.
+    milliseconds since 1970. `reason`, `error_type` and `code` are those of an error; entries of
+    earlier releases have the reason alone.
     """
 
     # Records of later versions are read too.
@@ -110,6 +111,8 @@ class LostAttempt(Record):
     tokens: int = 0
     cost_usd: float | None = None
     reason: str | None = None
+    error_type: ErrorType | None = Field(default=None, exclude_if=operator.not_)
+    code: str | None = Field(default=None, exclude_if=operator.not_)
     estimated: bool = False
     model: str | None = Field(default=None, exclude_if=operator.not_)
     usage: UsageStats | None = Field(default=None, exclude_if=operator.not_)

@@ -79,7 +79,56 @@ BODIES: dict[str, tuple[int, Any, ModelErrorCode]] = {
     "openrouter: a model": (400, error("x/y is not a valid model ID", code=400),
                             C.MODEL_NOT_FOUND),
     "openrouter: a provider": (502, error("down", code=502), C.SERVER_ERROR),
+    "openrouter: flagged in words": (403, error('Your input was flagged for "violence".', code=403),
+                                     C.CONTENT_FILTER),
+    "openrouter: a key's limit": (403, error("Key limit exceeded (daily limit). Manage it using "
+                                             "https://openrouter.ai/settings/keys", code=403),
+                                  C.QUOTA_EXHAUSTED),
+    "openrouter: calls of a day": (429, error(
+        "Rate limit exceeded: free-models-per-day. Add 10 credits to unlock 1000 free model "
+        "requests per day", code=429), C.RATE_LIMIT),
+    # xAI
+    "xai: content": (403, {"code": "permission-denied",
+                           "error": "Content violates usage guidelines. "}, C.CONTENT_FILTER),
+    "xai: a size": (400, {"code": "Client specified an invalid argument",
+                          "error": "This model's maximum prompt length is 131072 but the request "
+                                   "contains 200000 tokens."}, C.CONTEXT_OVERFLOW),
+    "xai: a key": (400, {"code": "Client specified an invalid argument",
+                         "error": "Incorrect API key provided: xa***cd."}, C.INVALID_API_KEY),
+    "xai: money": (429, {"code": "Some resource has been exhausted",
+                         "error": "Your team x has either used all available credits or reached "
+                                  "its monthly spending limit."}, C.QUOTA_EXHAUSTED),
+    "xai: no money yet": (403, {
+        "code": "The caller does not have permission to execute the specified operation",
+        "error": "Your newly created team doesn't have any credits or licenses yet."},
+        C.QUOTA_EXHAUSTED),
+    # TGI
+    "tgi: it broke": (424, {"error": "Request failed during generation: Server error: CUDA out of "
+                                     "memory", "error_type": "generation"}, C.SERVER_ERROR),
+    "tgi: too busy": (429, {"error": "Model is overloaded", "error_type": "overloaded"},
+                      C.RATE_LIMIT),
     # others
+    "openai: a prompt": (400, error(
+        "Invalid prompt: your prompt was flagged as potentially violating our usage policy.",
+        type="invalid_request_error", code="invalid_prompt"), C.CONTENT_FILTER),
+    "openai: a malformed prompt": (400, error("Invalid Responses API request",
+                                              code="invalid_prompt"), C.INVALID_REQUEST),
+    "openai: a picture": (400, error("rejected by our safety system",
+                                     code="moderation_blocked"), C.CONTENT_FILTER),
+    "deepseek: content": (400, error("Content Exists Risk", type="invalid_request_error",
+                                     code="invalid_request_error"), C.CONTENT_FILTER),
+    "zhipu: content": (400, error("系统检测到输入或生成内容可能包含不安全或敏感内容", code="1301"),
+                       C.CONTENT_FILTER),
+    "zhipu: money in Chinese": (429, error("余额不足或无可用资源包,请充值。", code="1113"),
+                                C.QUOTA_EXHAUSTED),
+    "qwen: money": (400, error("Access denied, please make sure your account is in good standing.",
+                               code="Arrearage"), C.QUOTA_EXHAUSTED),
+    "fireworks: money": (412, {"error": "Account x is suspended, possibly due to reaching the "
+                                        "monthly spending limit"}, C.QUOTA_EXHAUSTED),
+    "gemini: a spend cap": (429, error("Your project has exceeded its monthly spending cap",
+                                       status="RESOURCE_EXHAUSTED"), C.QUOTA_EXHAUSTED),
+    "groq: a tier": (498, error("Flex tier capacity exceeded", type="invalid_request_error",
+                                code="capacity_exceeded"), C.RATE_LIMIT),
     "gemini: a key": (400, [error("API key not valid. Please pass a valid API key.", code=400,
                                   status="INVALID_ARGUMENT")], C.INVALID_API_KEY),
     "gemini: a limit": (429, [error("You exceeded your current quota", code=429,

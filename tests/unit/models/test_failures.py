@@ -24,7 +24,7 @@ def error(message: str = "no", **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "status", [408, 409, 421, 424, 425, 444, 460, 499, 500, 502, 503, 504, 529, 599]
+    "status", [408, 409, 421, 424, 425, 444, 460, 499, 500, 501, 502, 503, 504, 529, 599]
 )
 def test_trouble_of_the_service_is_transient(status: int) -> None:
     """LLM-06: 408, 409, 425, 5xx, and what proxies say of a broken connection."""
@@ -139,6 +139,69 @@ def test_a_conversation_that_is_too_long_is_distinguished(
 )
 def test_errors_are_read_in_every_usual_form(body: Any, words: str) -> None:
     assert words in str(refuse(400, body))
+
+
+@pytest.mark.parametrize(
+    ("message", "limit"),
+    [
+        ("This model's maximum prompt length is 131072 but the request contains 200000", 131_072),
+        ("`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000 `inputs` tokens", 4_096),
+        ("Input validation error: `inputs` must have less than 1024 tokens. Given: 3000", 1_024),
+        ("Invalid request: Your request exceeded model token limit: 131072", 131_072),
+        ("Prompt exceeds max length", None),
+        ("<400> InternalError: Range of input length should be [1, 30720]", 30_720),
+        ("length of prompt_tokens (147509) must be less than max_seq_len (65536).", 65_536),
+        ("prompt tokens too long", None),
+        ("prompt too long; exceeded max context length by 9 tokens", None),
+        ("Input length (265 tokens) exceeds the maximum allowed length (262 tokens).", 262),
+        ("Input length 1024 exceeds maximum allowed token size 512", 512),
+        ("Input length 13139 exceeds the maximum allowed input length of 13104 tokens.", 13_104),
+        ("The decoder prompt (length 50) is longer than the maximum model length of 40.", 40),
+        ("Prompt length (5000) exceeds maximum input length (4096).", 4_096),
+        ("the model's context length is only 202752 tokens, resulting in", 202_752),
+        ("prompt token count of 5000 exceeds the limit of 4096", 4_096),
+        ("Please reduce the length of the messages or completion.", None),
+        ("litellm.ContextWindowExceededError: no", None),
+        ("Prompt 超长", None),
+        ("40 tokens, too large for model with 32 maximum context length", 32),
+        ("the input token count is 32780 but model only supports up to 32767", 32_767),
+        ("Input is too long for requested model.", None),
+    ],
+)
+def test_what_servers_say_of_a_conversation_that_is_too_long(
+    message: str, limit: int | None
+) -> None:
+    """LLM-06: each of these is a server's wording; `limit` is the window where it names it."""
+    for status in (400, 422):
+        failure = refuse(status, error(message))
+        assert isinstance(failure, ContextWindowError)
+        assert failure.limit == limit
+    assert isinstance(failed_event(error(message), host="h", key=None), ContextWindowError)
+    assert isinstance(refuse(429, error(message)), RateLimitError)
+
+
+@pytest.mark.parametrize("code", ["tokens_limit_reached", "model_context_window_exceeded"])
+def test_codes_of_a_conversation_that_is_too_long(code: str) -> None:
+    failure = refuse(413, error("Request body too large. Max size: 8000 tokens.", code=code))
+    assert isinstance(failure, ContextWindowError)
+    assert failure.limit == 8_000
+
+
+@pytest.mark.parametrize(
+    ("status", "message", "hint"),
+    [
+        (401, "no", "(check the variable OPENAI_API_KEY on the workers)"),
+        (400, "Incorrect API key provided", "(check the variable OPENAI_API_KEY on the workers)"),
+        (403, "no", "(check what the key may use)"),
+        (404, "no", "(check the agent's model and settings.base_url)"),
+        (400, "x is not a valid model ID", "(check the agent's model and settings.base_url)"),
+        (403, "Content violates usage guidelines.", "guidelines."),
+        (403, "Key limit exceeded (daily limit)", "(daily limit)"),
+    ],
+)
+def test_a_refusal_names_the_fix_of_its_cause(status: int, message: str, hint: str) -> None:
+    """A 403 for the content is not mended by another key."""
+    assert str(refuse(status, error(message))).endswith(hint)
 
 
 def test_the_key_is_never_in_a_message() -> None:
@@ -260,10 +323,13 @@ def test_what_is_no_number_is_no_wish(wish: Any) -> None:
     assert RateLimitError("slow", retry_after=wish).retry_after is None
 
 
-def test_a_tier_without_capacity_is_no_limit_of_the_account() -> None:
-    """LANE-03"""
-    words = error("Resource unavailable", type="resource_unavailable", code="resource_unavailable")
-    shed, limited = refuse(429, words), refuse(429, error("slow down", code="rate_limit_exceeded"))
+@pytest.mark.parametrize(
+    ("status", "code"), [(429, "resource_unavailable"), (498, "capacity_exceeded")]
+)
+def test_a_tier_without_capacity_is_no_limit_of_the_account(status: int, code: str) -> None:
+    """LANE-03: OpenAI's and Groq's words."""
+    shed = refuse(status, error("no capacity", type="invalid_request_error", code=code))
+    limited = refuse(429, error("slow down", code="rate_limit_exceeded"))
     assert isinstance(shed, RateLimitError)
     assert isinstance(limited, RateLimitError)
     assert shed.sheds

@@ -123,7 +123,8 @@ WAITED_OUT = Outage(NOW - timedelta(days=2), ("m",))
 PRICED = replace(claim(), journal=Journal(response=TEXT))
 HANDED_BACK, LEASE_LOST = Interruption.HANDED_BACK, Interruption.LEASE_LOST
 STOPPED = {"stop": StopReason.USER_REQUESTED, "logged": None}
-IN_VAIN = {"lost": LostKind.FAILED}
+CODED = {"code": SERVER.code}
+IN_VAIN = {"lost": LostKind.FAILED, **CODED}
 ROWS = {
     # The model answered.
     "text ends the run": Row(
@@ -185,7 +186,7 @@ ROWS = {
         claim(),
         failed(),
         Move.RETRY,
-        {"attempt": True, "delay": 0.75, "lost": LostKind.DEFERRED, "ambiguous": False},
+        {"attempt": True, "delay": 0.75, "lost": LostKind.DEFERRED, "ambiguous": False} | CODED,
     ),
     "later with each failure": Row(
         replace(claim(model_attempts=5), attempts=2), failed(), Move.RETRY, {"delay": 6.75}
@@ -276,7 +277,7 @@ ROWS = {
         {"outage": ("m",), "attempt": False, "lost": None, "delay": 2700.0},
     ),
     "a call that found it out is listed": Row(
-        claim(), failed(outage=("m",)), Move.RETRY, {"lost": LostKind.DEFERRED}
+        claim(), failed(outage=("m",)), Move.RETRY, {"lost": LostKind.DEFERRED, **CODED}
     ),
     "not for ever": Row(
         replace(claim(), outage=WAITED_OUT),
@@ -345,6 +346,7 @@ def told(verdict: Verdict) -> dict[str, Any]:
         "late": verdict.dropped is not None and verdict.dropped.kind is LostKind.LATE,
         "lost": lost.kind if lost else None,
         "ambiguous": lost is not None and lost.ambiguous,
+        "code": lost.code if lost else None,
         "cost": lost.cost_usd if lost else None,
         "failure": verdict.failure,
         "delay": pytest.approx(verdict.delay),

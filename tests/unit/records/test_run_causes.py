@@ -1,12 +1,11 @@
 """The last error of a run, and when it is the cause of the run's end."""
 
-from types import SimpleNamespace
-
 import pytest
 from support.runs.agent_records import a_result
 
 from stepfleet.orchestrator import AgentRunResult, ErrorInfo, ErrorType, StopReason
 from stepfleet.orchestrator.records.run.causes import LastError, cause_of_end, explains, last_error
+from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.steps import StepErrors
 
 STEPS = StopReason.STEPS_LIMIT
@@ -49,16 +48,25 @@ def test_of_several_errors_of_a_step_the_most_frequent_one_counts() -> None:
     assert (found.message, found.failed_steps) == ("old", 2)
 
 
-def test_a_model_that_was_out_of_reach_until_the_end_is_the_last_error() -> None:
-    lost = [SimpleNamespace(step=2, reason="it answered 429"), SimpleNamespace(step=2, reason=None)]
-    found = last_error(
-        _steps(
-            "",
+@pytest.mark.parametrize(
+    ("known", "words"),
+    [
+        (
+            {"error_type": "rate_limit", "code": "RATE_LIMIT_ERROR"},
+            "rate_limit error (RATE_LIMIT_ERROR)",
         ),
-        lost,
-    )
+        ({}, "model error (MODEL_ERROR)"),
+    ],
+    ids=["with its code", "of an earlier release"],
+)
+def test_a_model_that_was_out_of_reach_until_the_end_is_the_last_error(
+    known: dict[str, str], words: str
+) -> None:
+    fields = {"kind": "deferred", "step": 2, "reason": "it answered 429", **known}
+    lost = [LostAttempt.model_validate(fields), LostAttempt(kind="crash", step=2)]
+    found = last_error(_steps(""), lost)
     assert found is not None
-    assert str(found) == "model error (MODEL_ERROR) in step 2: it answered 429"
+    assert str(found) == f"{words} in step 2: it answered 429"
     assert explains(StopReason.TIME_LIMIT, found) is found
 
 
