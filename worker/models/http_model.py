@@ -100,6 +100,10 @@ class StreamedAnswer(Protocol):
     def is_over(self) -> bool:
         """Whether nothing of interest follows."""
 
+    @property
+    def finished(self) -> bool:
+        """Whether its own finish reason has come: then it is whole, whatever else may follow."""
+
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
 

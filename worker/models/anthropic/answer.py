@@ -131,6 +131,7 @@ class StreamedMessage:
         self.usage: dict[str, Any] | None = None
         self._size = 0
         self._done = False
+        self._is_ended = False
         self._message: dict[str, Any] = {}
         self._blocks: dict[int, dict[str, Any]] = {}
         self._pieces: dict[tuple[int, str], list[str]] = {}
@@ -146,6 +147,11 @@ class StreamedMessage:
         """Whether nothing of interest follows."""
         return self._done or self.error is not None
 
+    @property
+    def finished(self) -> bool:
+        """Whether its own finish reason has come: then it is whole, whatever else may follow."""
+        return self._done or self._is_ended
+
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
         event = parse_event(data)
@@ -160,6 +166,7 @@ class StreamedMessage:
             case "message_delta":
                 delta = _object(event.get("delta"))
                 self._message |= {name: delta[name] for name in _ENDINGS if name in delta}
+                self._is_ended = self._is_ended or bool(delta.get("stop_reason"))
                 self._count(event.get("usage"))
             case "message_stop":
                 self._done = True

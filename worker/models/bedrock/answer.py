@@ -152,6 +152,11 @@ class StreamedConverse:
         """Whether nothing of interest follows: the usage comes behind the stop reason."""
         return self._done or self.error is not None
 
+    @property
+    def finished(self) -> bool:
+        """Whether its own finish reason has come: then it is whole, whatever else may follow."""
+        return self._reason is not None
+
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
         event = parse_event(data)

@@ -177,6 +177,11 @@ class StreamedContent:
         """Whether nothing of interest follows: usage may come behind the finish reason."""
         return self.error is not None
 
+    @property
+    def finished(self) -> bool:
+        """Whether its own finish reason has come: then it is whole, whatever else may follow."""
+        return bool(self._candidate)
+
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
         event = parse_event(data)

@@ -307,6 +307,11 @@ class StreamedCompletion:
         """Whether nothing of interest follows."""
         return self._done or self.error is not None
 
+    @property
+    def finished(self) -> bool:
+        """Whether its own finish reason has come: then it is whole, whatever else may follow."""
+        return any(one.finish_reason for one in self._choices.values())
+
     def add(self, data: bytes) -> str:
         """Take one event and return the piece of text in it. Raises `ModelError` if malformed."""
         if data == DONE:
@@ -354,10 +359,9 @@ class StreamedCompletion:
     def payload(self) -> dict[str, Any]:
         """Return the whole completion. Raises `ModelError` when the stream broke off."""
         choices = sorted(self._choices.items())
-        is_finished = any(one.finish_reason for _, one in choices)
-        if self._said and not is_finished:
+        if self._said and not self.finished:
             return self._said
-        if not is_finished and not self._done:
+        if not self.finished and not self._done:
             raise malformed("the stream broke off")
         begun = [one.payload(index) for index, one in choices if one.has_begun]
         ended = {"usage": self.usage, "service_tier": self._tier}

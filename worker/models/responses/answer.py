@@ -173,6 +173,11 @@ class StreamedResponse:
         """Whether nothing of interest follows."""
         return self._is_done or self._response is not None or self.error is not None
 
+    @property
+    def finished(self) -> bool:
+        """Whether its own finish reason has come: then it is whole, whatever else may follow."""
+        return self._response is not None
+
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
         if data == DONE:  # chat's word for the end
