@@ -191,6 +191,7 @@ class StreamedResponse:
         self._items = StreamedItems()
         self._response: dict[str, Any] | None = None
         self._is_done = False
+        self._begun: dict[str, Any] = {}
 
     @property
     def size(self) -> int:
@@ -205,7 +206,7 @@ class StreamedResponse:
     @property
     def finished(self) -> bool:
         """Whether its own finish reason has come: then it is whole, whatever else may follow."""
-        return self._response is not None
+        return self._response is not None or (self._is_done and self._items.are_whole)
 
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
@@ -221,14 +222,17 @@ class StreamedResponse:
         elif not kind or event.get("error"):
             self.error = stated_failure(event, "type")
         else:
+            begun = event.get("response")
+            self._begun = begun if isinstance(begun, dict) else self._begun
             return self._items.add(kind, event)
         return ""
 
     def payload(self) -> dict[str, Any]:
         """Return the whole answer. Raises `ModelError` when the stream broke off."""
-        if self._response is None:
+        if not self.finished:
             raise malformed("the stream broke off")
-        return {**self._response, "output": self._items.output(self._response.get("output"))}
+        response = self._response or {**self._begun, "status": "completed"}
+        return {**response, "output": self._items.output(response.get("output"))}
 
     def _end(self, response: Any) -> None:
         if not isinstance(response, dict):

@@ -61,6 +61,14 @@ class StreamedItems:
         self._known: dict[tuple[str, int | str], _Item] = {}
         self._newest: dict[str, _Item] = {}
 
+    @property
+    def are_whole(self) -> bool:
+        """Whether each item was told to be completed, an answer among them."""
+        return any(one.kind in _ANSWERS for one in self._items) and all(
+            one.is_whole and one.known.get("status", "completed") == "completed"
+            for one in self._items
+        )
+
     def add(self, kind: str, event: dict[str, Any]) -> str:
         """Take an event of the type `kind` and return the piece of text in it."""
         name, _, phase = kind.rpartition(".")
