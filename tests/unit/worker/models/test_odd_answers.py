@@ -110,9 +110,9 @@ def test_chats_word_ends_a_stream_and_no_answer(form: Format, begun: Event) -> N
         stream.payload()
 
 
-FULL = {"promptTokenCount": 100, "candidatesTokenCount": 10, "totalTokenCount": 110}
-ZEROS = dict.fromkeys(FULL, 0)
-CACHED = {"input_tokens": 1000, "cache_read_input_tokens": 500, "output_tokens": 1}
+FULL: Event = {"promptTokenCount": 100, "candidatesTokenCount": 10, "totalTokenCount": 110}
+ZEROS: Event = dict.fromkeys(FULL, 0)
+CACHED: Event = {"input_tokens": 1000, "cache_read_input_tokens": 500, "output_tokens": 1}
 COUNTS: dict[str, tuple[Format, list[Any], tuple[int, int, int]]] = {
     "Messages, zeros at the end": (MESSAGES, [message(**CACHED), ended(
         "end_turn", input_tokens=0, cache_read_input_tokens=0, output_tokens=10)], (1500, 10, 500)),
@@ -180,7 +180,11 @@ STARTED: dict[str, tuple[list[Event], str, int]] = {
         "type": "content_block_delta", "index": 0,
         "delta": {"type": "input_json_delta", "partial_json": '{"a":1}'}}], "", 1),
     "a text before a call that is told": ([message(text("Two.")), block(1, USE)], "Two.", 1),
-    "what is no block": ([message(*["x", text("Two.")])], "Two.", 0),  # type: ignore[list-item]
+    "what is no block": ([{"type": "message_start", "message": {
+        "content": ["x", text("Two.")], "usage": {}}}], "Two.", 0),
+    "a call that goes on with nothing": ([message(), block(0, USE), {
+        "type": "content_block_delta", "index": 0,
+        "delta": {"type": "input_json_delta", "partial_json": ""}}], "", 1),
 }  # fmt: skip
 
 
