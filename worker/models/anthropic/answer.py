@@ -114,6 +114,8 @@ def usage_of(usage: Any) -> UsageStats | None:
 
 
 _ENDINGS = ("stop_reason", "stop_sequence", "stop_details")
+_BEHIND = 10**9
+"""Where blocks stand whose index another one has: behind all others."""
 _MOST_COUNTS = 100
 """Fields of a usage that are kept: more than there are."""
 _UNREAD = {"image": "an image", "document": "a document", "container_upload": "a file"}
@@ -145,6 +147,7 @@ class StreamedMessage:
         self._given: dict[int, dict[str, Any]] = {}
         """The content of the message's start: some servers send it whole there."""
         self._blocks: dict[int, dict[str, Any]] = {}
+        self._places: dict[int, int] = {}
         self._pieces: dict[tuple[int, str], list[str]] = {}
         self._citations: dict[int, list[Any]] = {}
 
@@ -210,11 +213,16 @@ class StreamedMessage:
     def _start(self, index: Any, block: dict[str, Any]) -> None:
         if not isinstance(index, int):
             raise malformed("a block of the stream has no index")
+        place = self._places.get(index, index)
+        known, name = self._blocks.get(place, {}).get("id"), block.get("id")
+        if known and name and known != name:  # another call: some servers give all one index
+            place = self._places[index] = _BEHIND + len(self._blocks)
         if len(self._blocks) < MOST_BLOCKS:
-            self._blocks[index] = block
+            self._blocks[place] = block
 
     def _delta(self, index: Any, delta: dict[str, Any]) -> str:
         kind = word(delta.get("type"))
+        index = self._places.get(index, index) if isinstance(index, int) else index
         if isinstance(index, int) and index not in self._blocks and kind in _BEGUN:
             begun = {"type": _BEGUN[kind]}  # its start was left out
             given = self._given.get(index, begun)

@@ -292,3 +292,16 @@ def test_an_event_keeps_the_type_that_it_has() -> None:
     typed, unnamed, strange = EventLines().feed(given)
     assert orjson.loads(typed) == {"a": 1, "type": "mine"}
     assert (unnamed, strange) == (b'{"a":1}', b"{}")
+
+
+def test_calls_that_share_an_index_have_their_own_arguments() -> None:
+    """Some proxies give every block the same one."""
+    events = [message()]
+    for name in ("t1", "t2"):
+        delta = {"type": "input_json_delta", "partial_json": orjson.dumps({"a": name}).decode()}
+        piece_ = {"type": "content_block_delta", "index": 0, "delta": delta}
+        events += [block(0, {**USE, "id": name, "input": {}}), piece_]
+    answer = streamed(MESSAGES, [*events, block(1, text("")), piece(1, "Two."), ended("tool_use")])
+    assert answer.content == "Two."
+    calls = [(one.id, one.arguments) for one in answer.tool_calls or ()]
+    assert calls == [("t1", {"a": "t1"}), ("t2", {"a": "t2"})]
