@@ -75,6 +75,12 @@ def parse_event(data: bytes) -> dict[str, Any]:
     return event
 
 
+def media_of_type(kind: Any) -> str:
+    """Return what an answer has in place of a text, by its MIME type."""
+    name = word(kind).partition("/")[0]
+    return {"image": "an image", "audio": "audio", "video": "a video"}.get(name, "a file")
+
+
 def malformed(what: str) -> ModelError:
     """Return the transient failure of an answer that cannot be read."""
     msg = f"the model's answer is malformed: {what}"
@@ -287,10 +293,13 @@ def partial_usage(usage: Any) -> UsageStats | None:
 def merged_usage(known: Any, given: Any) -> Any:
     """Add a report of a stream to the usage `known` and return it: of each count the largest one.
 
-    Servers count up, report parts of it apart, or end with a usage of zeros.
+    Servers count up, report parts of it apart, or end with a usage of zeros. Lists of counts are
+    those of the last report.
     """
-    if not isinstance(known, dict) or not isinstance(given, dict):
+    if not isinstance(known, dict):
         return given or known
+    if not isinstance(given, dict):
+        return known
     for name, value in given.items():
         before = known.get(name)
         if isinstance(before, dict) and isinstance(value, dict):
@@ -303,7 +312,11 @@ def merged_usage(known: Any, given: Any) -> Any:
 def _keep_largest(known: dict[str, Any], given: dict[str, Any]) -> None:
     for name, value in given.items():
         before = known.get(name)
-        if before is None or (told_count(value) or 0) > (told_count(before) or 0):
+        if (
+            before is None
+            or (value and isinstance(value, list))
+            or (told_count(value) or 0) > (told_count(before) or 0)
+        ):
             known[name] = value
 
 

@@ -1,5 +1,6 @@
 """Cuts server-sent events out of a byte stream, as forgiving as the servers need it. Pure."""
 
+import re
 from collections.abc import Iterator
 
 import orjson
@@ -7,6 +8,8 @@ import orjson
 _FIELDS = (b":", b"event:", b"id:", b"retry:", b"error:")
 _EVENTS_BEGIN = (b"data:", *_FIELDS)
 _LONGEST_FAILURE = 64 * 1024
+_TYPED = b'{"type":'
+_NAME = re.compile(rb"[\w.-]{1,100}")
 
 
 class EventLines:
@@ -14,6 +17,7 @@ class EventLines:
 
     Lines end with CR, LF or both. The data of an event that is named `error`, and an `error:` line,
     come out as `{"error": ...}`, whatever they are. So does JSON between events with an `error`.
+    An object without a `type` gets the event's name as its own.
     """
 
     def __init__(self) -> None:
@@ -21,7 +25,7 @@ class EventLines:
         self._data: list[bytes] = []
         self._bare: list[bytes] = []
         self._is_cut: bool | None = None
-        self._fails = False
+        self._name = b""
         self._after_cr = False
 
     @staticmethod
@@ -54,16 +58,16 @@ class EventLines:
             self._keep(line[5:].removeprefix(b" "))
         elif not line:
             if self._data and (data := b"\n".join(self._data).strip()):
-                yield _failure(data) if self._fails else data
+                yield _failure(data) if self._name == b"error" else _typed(data, self._name)
             self._data.clear()
-            self._fails = False
+            self._name = b""
             if self._bare:
                 yield from self._bare_failure()
         elif line.startswith(b"error:"):
             yield _failure(line[6:].strip())
         elif line.startswith(_FIELDS):
             if line.startswith(b"event:"):
-                self._fails = line[6:].strip() == b"error"
+                self._name = line[6:].strip()
         elif self._data and self._goes_on():
             # A line break that the server did not escape: the text goes on.
             self._keep(line)
@@ -91,6 +95,14 @@ class EventLines:
             begins = self._data[0].startswith(b"{")
             self._is_cut = begins and not self._data[-1].rstrip().endswith(b"}")
         return self._is_cut
+
+
+def _typed(data: bytes, name: bytes) -> bytes:
+    """Return the event with its name as its type; the type that it has comes later, and counts."""
+    if not data.startswith(b"{") or data.startswith(_TYPED) or not _NAME.fullmatch(name):
+        return data
+    rest = data[1:].lstrip()
+    return b'%s"%s"%s%s' % (_TYPED, name, b"" if rest.startswith(b"}") else b",", rest)
 
 
 def _failure(data: bytes) -> bytes:

@@ -15,9 +15,11 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain
 from stepfleet.worker.models.bodies import reasoning_block, reasoning_of
 
 EXTRA, SPECIFIC, THOUGHTS = "extra_content", "provider_specific_fields", "thinking_blocks"
+PHASE = "phase"
+"""The field of Responses that tells an answer from what its model says on the way to it."""
 MOST_KEPT = 256 * 1024
 """Bytes of what is kept of one answer."""
-_FIELDS = frozenset({EXTRA, SPECIFIC, THOUGHTS})
+_FIELDS = frozenset({EXTRA, SPECIFIC, THOUGHTS, PHASE})
 _SIGNATURES = ("thought_signature", "signature")
 _SHORT_ID = 40
 """Characters of ids that every service takes."""
@@ -137,6 +139,8 @@ def _of_message(message: Mapping[str, Any], calls: list[dict[str, Any]]) -> dict
     kept: dict[str, Any] = {}
     if extra := _object(message.get(EXTRA)):
         kept[EXTRA] = extra
+    if isinstance(phase := message.get(PHASE), str) and phase:
+        kept[PHASE] = phase
     given = _object(message.get(SPECIFIC)).get("thought_signatures")
     own = {one for call in calls for one in _signature(call).values()}  # listed once more
     listed = given if isinstance(given, list) else []

@@ -13,10 +13,12 @@ from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.anthropic.request import PROVIDER, uses_server_tools, whole_turn
 from stepfleet.worker.models.bodies import (
+    DONE,
     MOST_BLOCKS,
     MOST_REASONING,
     blocked,
     malformed,
+    merged_usage,
     parse_event,
     reasoning_block,
     shown_reasoning,
@@ -80,7 +82,12 @@ def parse_message(payload: dict[str, Any], default_model: str) -> LLMResponse:
         reasoning=(*reasoning, *kept_of({}, uses, model_at(PROVIDER, default_model))),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
+        unread=next((_UNREAD[one] for one in map(_kind, content) if one in _UNREAD), ""),
     )
+
+
+def _kind(block: dict[str, Any]) -> str:
+    return word(block.get("type"))
 
 
 def _refused(payload: dict[str, Any]) -> ModelError:
@@ -107,8 +114,11 @@ def usage_of(usage: Any) -> UsageStats | None:
 
 
 _ENDINGS = ("stop_reason", "stop_sequence", "stop_details")
+_BEHIND = 10**9
+"""Where blocks stand whose index another one has: behind all others."""
 _MOST_COUNTS = 100
 """Fields of a usage that are kept: more than there are."""
+_UNREAD = {"image": "an image", "document": "a document", "container_upload": "a file"}
 _PIECES = {
     "text_delta": "text",
     "thinking_delta": "thinking",
@@ -132,8 +142,12 @@ class StreamedMessage:
         self._size = 0
         self._done = False
         self._is_ended = False
+        self._is_closed = False
         self._message: dict[str, Any] = {}
+        self._given: dict[int, dict[str, Any]] = {}
+        """The content of the message's start: some servers send it whole there."""
         self._blocks: dict[int, dict[str, Any]] = {}
+        self._places: dict[int, int] = {}
         self._pieces: dict[tuple[int, str], list[str]] = {}
         self._citations: dict[int, list[Any]] = {}
 
@@ -145,7 +159,7 @@ class StreamedMessage:
     @property
     def is_over(self) -> bool:
         """Whether nothing of interest follows."""
-        return self._done or self.error is not None
+        return self._done or self._is_closed or self.error is not None
 
     @property
     def finished(self) -> bool:
@@ -154,10 +168,14 @@ class StreamedMessage:
 
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
+        if data == DONE:  # chat's word for the end
+            self._is_closed = True
+            return ""
         event = parse_event(data)
         match event.get("type"):
             case "message_start":
                 self._message = dict(_object(event.get("message")))
+                self._given = _blocks_in(self._message)
                 self._count(self._message.get("usage"))
             case "content_block_start":
                 self._start(event.get("index"), _object(event.get("content_block")))
@@ -165,7 +183,9 @@ class StreamedMessage:
                 return self._delta(event.get("index"), _object(event.get("delta")))
             case "message_delta":
                 delta = _object(event.get("delta"))
-                self._message |= {name: delta[name] for name in _ENDINGS if name in delta}
+                self._message |= {
+                    name: delta[name] for name in _ENDINGS if delta.get(name) is not None
+                }
                 self._is_ended = self._is_ended or bool(delta.get("stop_reason"))
                 self._count(event.get("usage"))
             case "message_stop":
@@ -180,28 +200,33 @@ class StreamedMessage:
         """Return the whole answer. Raises `ModelError` when the stream broke off."""
         if not self.finished:
             raise malformed("the stream broke off")
-        content = [self._whole(index) for index in sorted(self._blocks)]
+        blocks = self._given | {index: self._whole(index) for index in self._blocks}
+        content = [blocks[index] for index in sorted(blocks)]
         return {**self._message, "content": content, "usage": self.usage}
 
     def _count(self, usage: Any) -> None:
-        # Counts are cumulative; the last event has only those that have changed.
-        if isinstance(usage, dict):
-            known = {name: value for name, value in usage.items() if value is not None}
-            if self.usage is None:
-                self.usage = known
-            elif len(self.usage) < _MOST_COUNTS:
-                self.usage.update(known)
+        # Counts are cumulative; the last event has only those that have changed, and some servers
+        # have zeros there for those that the first one told.
+        if isinstance(usage, dict) and len(self.usage or ()) < _MOST_COUNTS:
+            self.usage = merged_usage(self.usage, usage)
 
     def _start(self, index: Any, block: dict[str, Any]) -> None:
         if not isinstance(index, int):
             raise malformed("a block of the stream has no index")
+        place = self._places.get(index, index)
+        known, name = self._blocks.get(place, {}).get("id"), block.get("id")
+        if known and name and known != name:  # another call: some servers give all one index
+            place = self._places[index] = _BEHIND + len(self._blocks)
         if len(self._blocks) < MOST_BLOCKS:
-            self._blocks[index] = block
+            self._blocks[place] = block
 
     def _delta(self, index: Any, delta: dict[str, Any]) -> str:
         kind = word(delta.get("type"))
+        index = self._places.get(index, index) if isinstance(index, int) else index
         if isinstance(index, int) and index not in self._blocks and kind in _BEGUN:
-            self._start(index, {"type": _BEGUN[kind]})  # its start was left out
+            begun = {"type": _BEGUN[kind]}  # its start was left out
+            given = self._given.get(index, begun)
+            self._start(index, given if given.get("type") == _BEGUN[kind] else begun)
         if not isinstance(index, int) or index not in self._blocks:
             return ""
         if kind == "citations_delta":
@@ -219,8 +244,8 @@ class StreamedMessage:
     def _whole(self, index: int) -> dict[str, Any]:
         block = dict(self._blocks[index])
         for field in _PIECES.values():
-            if pieces := self._pieces.get((index, field)):
-                text = "".join(pieces)
+            # Empty pieces are no arguments: those that the block began with stay.
+            if text := "".join(self._pieces.get((index, field), ())):
                 name = "input" if field == "partial_json" else field
                 block[name] = text if name == "input" else word(block.get(name)) + text
         if block.get("type") != "tool_use" and isinstance(block.get("input"), str):
@@ -228,6 +253,12 @@ class StreamedMessage:
         if index in self._citations:
             block["citations"] = self._citations[index]
         return block
+
+
+def _blocks_in(message: dict[str, Any]) -> dict[int, dict[str, Any]]:
+    content = message.get("content")
+    listed = content[:MOST_BLOCKS] if isinstance(content, list) else []
+    return {at: one for at, one in enumerate(listed) if isinstance(one, dict)}
 
 
 def _object(value: Any) -> dict[str, Any]:

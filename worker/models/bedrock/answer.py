@@ -33,6 +33,12 @@ _REASONS = {
     "guardrail_intervened": FinishReason.CONTENT_FILTER,
     "content_filtered": FinishReason.CONTENT_FILTER,
 }
+_UNREAD = {
+    "image": "an image",
+    "audio": "audio",
+    "video": "a video",
+    "document": "a document",
+}
 _MISTAKES = {"malformed_model_output", "malformed_tool_use"}
 """Stop reasons of answers that the service could not read itself."""
 _STATUSES = {
@@ -90,6 +96,9 @@ def parse_converse(payload: dict[str, Any], default_model: str) -> LLMResponse:
         reasoning=tuple(reasoning),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
+        unread=next(
+            (_UNREAD[one] for block in _content(payload) for one in _UNREAD.keys() & block), ""
+        ),
     )
 
 
@@ -169,13 +178,10 @@ class StreamedConverse:
             case "contentBlockDelta":
                 return self._delta(body.get("contentBlockIndex"), body.get("delta"))
             case "messageStop":
-                self._reason = body.get("stopReason")
+                self._reason = body.get("stopReason") or self._reason
             case "metadata":
-                self.usage, self._tier, self._done = (
-                    body.get("usage"),
-                    body.get("serviceTier"),
-                    True,
-                )
+                self.usage, self._tier = body.get("usage"), body.get("serviceTier")
+                self._done = True
             case "exception":
                 self.error = _error_of(body)
         return ""
@@ -191,7 +197,9 @@ class StreamedConverse:
 
     def _start(self, index: Any, start: Any) -> None:
         # Texts may have one that says nothing; a call's has its name.
-        used = start.get("toolUse") if isinstance(start, dict) else None
+        given = start if isinstance(start, dict) else {}
+        self._keep_media(index, given)
+        used = given.get("toolUse")
         if isinstance(index, int) and self._has_room(index) and isinstance(used, dict):
             self._starts[index] = used
             self._pieces.setdefault(index, {})
@@ -200,6 +208,7 @@ class StreamedConverse:
         # Texts have no start: their first piece begins them.
         if not isinstance(index, int) or not isinstance(delta, dict) or not self._has_room(index):
             return ""
+        self._keep_media(index, delta)
         text = delta.get("text")
         used, thought = delta.get("toolUse"), delta.get("reasoningContent")
         if isinstance(used, dict):
@@ -211,6 +220,12 @@ class StreamedConverse:
             self._add(index, "text", text)
             return text
         return ""
+
+    def _keep_media(self, index: Any, given: dict[str, Any]) -> None:
+        # That there is one is all that is told.
+        if isinstance(index, int) and self._has_room(index):
+            for kind in _UNREAD.keys() & given:
+                self._pieces.setdefault(index, {}).setdefault(kind, [])
 
     def _add(self, index: int, field: str, piece: Any) -> None:
         if isinstance(piece, str):
@@ -234,7 +249,8 @@ class StreamedConverse:
             if signature := "".join(pieces.get("thought signature", ())):
                 thought["signature"] = signature
             return {"reasoningContent": {"reasoningText": thought}}
-        return {"text": "".join(pieces.get("text", ()))}
+        media: dict[str, Any] = {kind: {} for kind in _UNREAD.keys() & pieces}
+        return {"text": "".join(pieces.get("text", ())), **media}
 
 
 def _joined(pieces: list[str]) -> str:

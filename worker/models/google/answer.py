@@ -12,10 +12,13 @@ from stepfleet.orchestrator.tools import parse_tool_calls
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import (
+    DONE,
     MOST_BLOCKS,
     MOST_REASONING,
     blocked,
     malformed,
+    media_of_type,
+    merged_usage,
     parse_event,
     reasoning_block,
     shown_reasoning,
@@ -86,7 +89,15 @@ def parse_content(payload: dict[str, Any], default_model: str) -> LLMResponse:
         reasoning=tuple(reasoning),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
+        unread=next(filter(None, map(_unread, _parts(candidate))), ""),
     )
+
+
+def _unread(part: dict[str, Any]) -> str:
+    """Return what a part has that is neither text nor a call; images of thoughts are drafts."""
+    found = (part.get(field) for field in ("inlineData", "fileData"))
+    data = next((one for one in found if isinstance(one, dict)), None)
+    return "" if data is None or part.get("thought") else media_of_type(data.get("mimeType"))
 
 
 def _said(candidate: dict[str, Any]) -> str:
@@ -164,6 +175,7 @@ class StreamedContent:
         self._calls = 0
         self._head: dict[str, Any] = {}
         self._has_begun = False
+        self._is_closed = False
         self._candidate: dict[str, Any] = {}
         self._parts: list[dict[str, Any]] = []
 
@@ -175,7 +187,12 @@ class StreamedContent:
     @property
     def is_over(self) -> bool:
         """Whether nothing of interest follows: usage may come behind the finish reason."""
-        return self.error is not None
+        return self._is_closed or self.error is not None
+
+    @property
+    def finished(self) -> bool:
+        """Whether its own finish reason has come: then it is whole, whatever else may follow."""
+        return bool(self._candidate)
 
     @property
     def finished(self) -> bool:
@@ -184,8 +201,14 @@ class StreamedContent:
 
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
-        event = parse_event(data)
-        self.usage = event.get("usageMetadata") or self.usage
+        if data == DONE:  # chat's word for the end
+            self._is_closed = True
+            return ""
+        return self.take(parse_event(data), len(data))
+
+    def take(self, event: dict[str, Any], size: int) -> str:
+        """Add one event of `size` bytes and return the piece of text in it."""
+        self.usage = merged_usage(self.usage, event.get("usageMetadata"))
         if event.get("error") or not event.keys() & _PIECES:
             self.error = stated_failure(event, "candidates")
             return ""
@@ -198,7 +221,7 @@ class StreamedContent:
             self._candidate = {name: candidate.get(name) for name in ("finishReason", _SAID)}
         before = self._calls
         text = "".join(map(self._add, _parts(candidate)))
-        self._size += len(data) if before < self._calls <= MOST_CALLS else 0
+        self._size += size if before < self._calls <= MOST_CALLS else 0
         return text
 
     def payload(self) -> dict[str, Any]:

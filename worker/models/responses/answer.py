@@ -24,9 +24,9 @@ from stepfleet.worker.models.bodies import (
     usage_within,
     word,
 )
-from stepfleet.worker.models.responses.request import PROVIDER, SERVICE
-from stepfleet.worker.models.responses.streamed_items import StreamedItems
-from stepfleet.worker.models.sent_back import kept_of, model_at
+from stepfleet.worker.models.responses.request import PROVIDER, SERVICE, said_in
+from stepfleet.worker.models.responses.streamed_items import COMMENTARY, FINAL, StreamedItems
+from stepfleet.worker.models.sent_back import PHASE, kept_of, model_at
 
 _UNREAD = {
     "image_generation_call": "an image",
@@ -43,6 +43,7 @@ _UNREAD = {
 _ENDS = {f"response.{end}" for end in ("completed", "incomplete", "failed", "done")}
 _COMPLETED = ("completed", "complete")
 _NOT_ENDED = {"queued", "in_progress", "failed", "cancelled"}
+_ASIDE = "aside"
 _INPUT = "input_tokens_details"
 _CUT = (
     "the answer was cut before this call was finished (its token limit, usually); the call was not "
@@ -63,22 +64,21 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
     reasoning: list[Block] = []
     thoughts: list[str] = []
     says = False
+    has_final = any(_phase(item) == FINAL for item in output)
     for item in output:
-        if item.get("type") == "reasoning":
-            thoughts += _texts({"content": item.get("summary")}, "summary_text", "text")
-        match item.get("type"):
-            # Others are not known again.
-            case "reasoning" if item.get("encrypted_content") and len(reasoning) < MOST_REASONING:
-                sent = {name: value for name, value in item.items() if name != "status"}
-                reasoning.append(reasoning_block(PROVIDER, says + len(calls), sent))
-            case "message":
-                said = _texts(item, "output_text", "text") or _texts(item, "text", "text")
-                says = says or any(said)
-                texts += said
-                refusals += _texts(item, "refusal", "refusal")
-            case "function_call":
-                calls.append({**item, "id": item.get("call_id")})
+        kind = _ASIDE if _is_aside(item, has_final) else item.get("type")
+        thoughts += _thoughts(item, kind)
+        if (back := _back(item, kind)) and len(reasoning) < MOST_REASONING:
+            reasoning.append(reasoning_block(PROVIDER, says + len(calls), back))
+        if kind == "message":
+            said = _said(item)
+            says = says or any(said)
+            texts += said
+        elif kind == "function_call":
+            calls.append({**item, "id": item.get("call_id")})
+        refusals += _texts(item, "refusal", "refusal")
     found = _executable(parse_tool_calls(calls, new_id=new_call_id), calls, payload)
+    phased = {PHASE: FINAL} if has_final else {}
     ids = [{"id": one["id"]} for one in calls]  # LiteLLM reads nothing else of a call
     reason = _reason(payload, has_calls=bool(found))
     if refusals and not texts and not found:
@@ -91,7 +91,7 @@ def parse_response(payload: dict[str, Any], default_model: str) -> LLMResponse:
         model=model if isinstance(model, str) and model else default_model,
         service_tier=tier_of(payload.get("service_tier")),
         finish_reason=reason,
-        reasoning=(*reasoning, *kept_of({}, ids, model_at(SERVICE, default_model))),
+        reasoning=(*reasoning, *kept_of(phased, ids, model_at(SERVICE, default_model))),
         reasoning_text=shown_reasoning(thoughts),
         raw=payload,
         unread=next(
@@ -113,6 +113,35 @@ def _executable(
         else one
         for one, call in zip(found, calls, strict=False)  # the calls are bounded
     )
+
+
+def _phase(item: dict[str, Any]) -> str:
+    return word(item.get(PHASE)) if item.get("type") == "message" else ""
+
+
+def _is_aside(item: dict[str, Any], has_final: bool) -> bool:
+    """Return whether a message is what the model said on its way to the answer."""
+    is_message, phase = item.get("type") == "message", _phase(item)
+    return is_message and (phase == COMMENTARY or (has_final and phase != FINAL))
+
+
+def _thoughts(item: dict[str, Any], kind: Any) -> list[str]:
+    if kind == "reasoning":
+        return _texts({"content": item.get("summary")}, "summary_text", "text")
+    return _said(item) if kind == _ASIDE else []
+
+
+def _back(item: dict[str, Any], kind: Any) -> dict[str, Any] | None:
+    """Return what goes back of an item at its place in the answer."""
+    if kind == "reasoning" and item.get("encrypted_content"):  # others are not known again
+        return {name: value for name, value in item.items() if name != "status"}
+    if kind == _ASIDE and (text := "".join(_said(item))):
+        return said_in(_phase(item), text)
+    return None
+
+
+def _said(message: dict[str, Any]) -> list[str]:
+    return _texts(message, "output_text", "text") or _texts(message, "text", "text")
 
 
 def _texts(message: dict[str, Any], kind: str, field: str) -> list[str]:
@@ -162,6 +191,7 @@ class StreamedResponse:
         self._items = StreamedItems()
         self._response: dict[str, Any] | None = None
         self._is_done = False
+        self._begun: dict[str, Any] = {}
 
     @property
     def size(self) -> int:
@@ -176,7 +206,7 @@ class StreamedResponse:
     @property
     def finished(self) -> bool:
         """Whether its own finish reason has come: then it is whole, whatever else may follow."""
-        return self._response is not None
+        return self._response is not None or (self._is_done and self._items.are_whole)
 
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
@@ -192,14 +222,17 @@ class StreamedResponse:
         elif not kind or event.get("error"):
             self.error = stated_failure(event, "type")
         else:
+            begun = event.get("response")
+            self._begun = begun if isinstance(begun, dict) else self._begun
             return self._items.add(kind, event)
         return ""
 
     def payload(self) -> dict[str, Any]:
         """Return the whole answer. Raises `ModelError` when the stream broke off."""
-        if self._response is None:
+        if not self.finished:
             raise malformed("the stream broke off")
-        return {**self._response, "output": self._items.output(self._response.get("output"))}
+        response = self._response or {**self._begun, "status": "completed"}
+        return {**response, "output": self._items.output(response.get("output"))}
 
     def _end(self, response: Any) -> None:
         if not isinstance(response, dict):

@@ -23,7 +23,7 @@ from stepfleet.worker.models.bodies import (
     with_reasoning,
 )
 from stepfleet.worker.models.openai.request import response_format
-from stepfleet.worker.models.sent_back import SentBack, model_at
+from stepfleet.worker.models.sent_back import PHASE, SentBack, fields_of_answer, model_at
 
 PROVIDER, SERVICE = "openai", "openai-responses"
 _WITHOUT_REASONING = re.compile(r"(?:ft:)?(?:gpt-[34]|chatgpt-|gpt-\d[\d.]*-chat)")
@@ -56,8 +56,9 @@ def request_body(request: ModelRequest) -> dict[str, Any]:
 
 def _input(request: ModelRequest) -> list[dict[str, Any]]:
     """Return the items of the conversation; calls have the ids that the model gave them."""
-    items = [item for message in request.messages for item in _items(message)]
-    back = SentBack(request.messages, model_at(SERVICE, request.model))
+    by = model_at(SERVICE, request.model)
+    items = [item for message in request.messages for item in _items(message, by)]
+    back = SentBack(request.messages, by)
     for item in items:
         if call_id := item.get("call_id"):
             item["call_id"] = back.id_of(call_id)
@@ -93,24 +94,30 @@ def _format(chat: dict[str, Any]) -> dict[str, Any]:
     return {"type": chat["type"], **chat.get("json_schema", {})}
 
 
-def _items(message: Message) -> Iterator[dict[str, Any]]:
+def _items(message: Message, by: str) -> Iterator[dict[str, Any]]:
     if message.role is Role.TOOL:
         yield _result(message.tool_call_id or "", message.content)
     elif message.role is Role.ASSISTANT:
-        yield from _answer(message)
+        yield from _answer(message, by)
     else:
         yield from _given(message)
 
 
-def _answer(message: Message) -> Iterator[dict[str, Any]]:
+def _answer(message: Message, by: str) -> Iterator[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if message.text:
-        items.append({"type": "message", "role": "assistant", "content": message.text})
+        items.append(said_in(fields_of_answer(message, by).get(PHASE, ""), message.text))
     blocks = message.content if isinstance(message.content, list) else []
     used = [block["toolUse"] for block in blocks if "toolUse" in block]
     items += [_call(one["toolUseId"], one["name"], one.get("input", {})) for one in used]
     items += [_call(one.id, one.name, one.arguments) for one in message.tool_calls]
     yield from with_reasoning(items, reasoning_of(message, PROVIDER))
+
+
+def said_in(phase: str, text: str) -> dict[str, Any]:
+    """Return the item of what a model said; the service asks for the phase that it gave it."""
+    phased = {PHASE: phase} if phase else {}
+    return {"type": "message", "role": "assistant", "content": text, **phased}
 
 
 def _given(message: Message) -> Iterator[dict[str, Any]]:

@@ -16,19 +16,28 @@ _PARTS = {
 _ARGUMENTS = "response.function_call_arguments"
 _MESSAGE, _CALL = "message", "function_call"
 _ANSWERS = {_MESSAGE, _CALL}
-Place = tuple[int, str]
+COMMENTARY, FINAL = "commentary", "final_answer"
+"""Phases of messages: what a model says on its way, and the answer itself."""
 
 
 @dataclass(slots=True)
 class _Item:
     """One item so far; `known` is what an event has said of it as an object."""
 
+    place: int
+    kind: str
+    is_named: bool = False
     known: dict[str, Any] = field(default_factory=dict)
     is_whole: bool = False
     parts: dict[tuple[int, str], list[str]] = field(default_factory=dict)
     arguments: list[str] = field(default_factory=list)
 
-    def payload(self, kind: str) -> dict[str, Any]:
+    def is_other(self, given: dict[str, Any]) -> bool:
+        """Return whether an event's item is another call than this."""
+        known, named = self.known.get("call_id"), given.get("call_id")
+        return bool(known and named and known != named)
+
+    def payload(self) -> dict[str, Any]:
         told: dict[str, Any] = {}
         if self.parts:
             fields = dict(_PARTS.values())
@@ -40,7 +49,7 @@ class _Item:
             told["arguments"] = "".join(self.arguments)
         if self.is_whole:
             told = {name: value for name, value in told.items() if not self.known.get(name)}
-        return {**self.known, "type": kind, **told}
+        return {**self.known, "type": self.kind, **told}
 
 
 class StreamedItems:
@@ -48,9 +57,17 @@ class StreamedItems:
 
     def __init__(self) -> None:
         self.size = 0
-        self._items: dict[Place, _Item] = {}
-        self._indexes: dict[str, int] = {}
-        self._newest: dict[str, int] = {}
+        self._items: list[_Item] = []
+        self._known: dict[tuple[str, int | str], _Item] = {}
+        self._newest: dict[str, _Item] = {}
+
+    @property
+    def are_whole(self) -> bool:
+        """Whether each item was told to be completed, an answer among them."""
+        return any(one.kind in _ANSWERS for one in self._items) and all(
+            one.is_whole and one.known.get("status", "completed") == "completed"
+            for one in self._items
+        )
 
     def add(self, kind: str, event: dict[str, Any]) -> str:
         """Take an event of the type `kind` and return the piece of text in it."""
@@ -74,7 +91,7 @@ class StreamedItems:
 
         Items that were told are missing from it on some servers: then it has no text and no call.
         """
-        told = [one.payload(kind) for (_, kind), one in sorted(self._items.items())]
+        told = [one.payload() for one in sorted(self._items, key=lambda one: (one.place, one.kind))]
         if not final:
             return told
         if isinstance(final, list) and not any(_is_answer(one) for one in final):
@@ -92,7 +109,8 @@ class StreamedItems:
             return ""
         pieces.append(text)
         self.size += len(text)
-        return text if type_ == "output_text" else ""
+        is_aside = type_ != "output_text" or item.known.get("phase") == COMMENTARY
+        return "" if is_aside else text
 
     def _add_arguments(self, event: dict[str, Any], phase: str) -> None:
         if (item := self._at(event, _CALL)) is None:
@@ -114,23 +132,47 @@ class StreamedItems:
         given = event.get("item")
         if not isinstance(given, dict):
             return
-        item = self._at({"item_id": given.get("id"), **event}, word(given.get("type")))
+        item = self._at(event, word(given.get("type")), given, begins=not is_whole)
         if item is not None:
             item.known, item.is_whole = given, is_whole
 
-    def _at(self, event: dict[str, Any], kind: str) -> _Item | None:
-        """Return the item that an event is about, None where there are too many."""
-        index, name = event.get("output_index"), word(event.get("item_id"))
-        if not isinstance(index, int):
-            # Named ones are known by their names; pieces without continue the newest of their kind.
-            known = self._indexes.get(name) if name else self._newest.get(kind)
-            index = len(self._items) if known is None else known
-        if (index, kind) not in self._items and len(self._items) >= MOST_BLOCKS:
+    def _at(
+        self,
+        event: dict[str, Any],
+        kind: str,
+        given: dict[str, Any] | None = None,
+        *,
+        begins: bool = False,
+    ) -> _Item | None:
+        """Return the item that an event is about, None where there are too many.
+
+        `given` is the event's own item; `begins` one that it begins.
+        """
+        index, given = event.get("output_index"), given or {}
+        told = (event.get("item_id"), given.get("id"), given.get("call_id"))
+        names = [one for one in map(word, told) if one]
+        keys = [index] if isinstance(index, int) else names
+        found = (self._known[kind, key] for key in keys if (kind, key) in self._known)
+        item = next(found, None)
+        if item is None and not isinstance(index, int) and not begins:
+            item = self._open(kind, given, is_named=bool(names))
+        if item is None or (item.is_whole and item.is_other(given)):
+            if len(self._items) >= MOST_BLOCKS:
+                return None
+            last = max((one.place for one in self._items[-1:]), default=-1)
+            item = _Item(index if isinstance(index, int) else last + 1, kind)
+            self._items.append(item)
+        item.is_named = item.is_named or bool(event.get("item_id") or given.get("id"))
+        self._known |= {(kind, key): item for key in (*keys, *names)}
+        self._newest[kind] = item
+        return item
+
+    def _open(self, kind: str, given: dict[str, Any], *, is_named: bool) -> _Item | None:
+        """Return the newest item of a kind that has not ended: pieces without an index are its."""
+        item = self._newest.get(kind)
+        if item is None or item.is_whole or item.is_other(given) or (is_named and item.is_named):
             return None
-        if name:
-            self._indexes[name] = index
-        self._newest[kind] = index
-        return self._items.setdefault((index, kind), _Item())
+        return item
 
 
 def _is_answer(item: Any) -> bool:

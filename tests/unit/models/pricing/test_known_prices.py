@@ -25,7 +25,7 @@ SOLD = [
     ("mistral", "mistral-medium-latest", 1.5, 7.5),
     ("https://api.z.ai/api/paas/v4", "glm-4.6v", 0.3, 0.9),
     ("bedrock", "us.anthropic.claude-haiku-4-5-20251001-v1:0", 1.1, 5.5),
-    ("openai", "deepseek-reasoner", 0.55, 2.19),
+    ("openai", "claude-haiku-4-5-20251001", 1.0, 5.0),
 ]
 
 

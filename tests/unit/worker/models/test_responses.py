@@ -21,6 +21,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.responses import OutputFormat
+from stepfleet.worker.attempt.emptiness import no_answer
 from stepfleet.worker.models.responses.answer import StreamedResponse, parse_response, usage_of
 from stepfleet.worker.models.responses.request import request_body
 from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
@@ -345,3 +346,86 @@ def test_an_image_in_the_place_of_a_text_is_named() -> None:
     image = {"type": "image_generation_call", "id": "ig", "status": "completed", "result": "AAAA"}
     answer = parse_response({"status": "completed", "output": [image]}, "m")
     assert (answer.content, answer.unread) == ("", "an image")
+
+
+def phased(phase: str, words: str) -> dict[str, Any]:
+    return {**text(words), "phase": phase}
+
+
+SAID = {"type": "message", "role": "assistant", "content": "I look.", "phase": "commentary"}
+LOOKED = {"type": "function_call", "call_id": "c1", "name": "look", "arguments": "{}"}
+ASIDE, FINAL = phased("commentary", "I look."), phased("final_answer", "Two.")
+
+
+@pytest.mark.parametrize(
+    ("output", "content", "aside", "back"),
+    [
+        ([ASIDE, FINAL], "Two.", "I look.", [SAID, {**SAID, "content": "Two.",
+                                                   "phase": "final_answer"}]),
+        ([text("Hm."), FINAL], "Two.", "Hm.", None),
+        ([ASIDE, text("Two.")], "Two.", "I look.", None),
+        ([ASIDE, LOOKED], "", "I look.", [SAID, LOOKED]),
+        ([ASIDE], "", "I look.", []),
+    ],
+)  # fmt: skip
+def test_what_a_model_says_on_its_way_is_not_its_answer_and_goes_back_with_its_phase(
+    output: list[dict[str, Any]], content: str, aside: str, back: list[dict[str, Any]] | None
+) -> None:
+    answer = answered(output)
+    assert (answer.content, answer.reasoning_text) == (content, aside)
+    assert bool(no_answer(answer, allowed=False)) == (not back and back is not None)
+    sent = Message.assistant(answer.as_content, answer.tool_calls or ())
+    made = request_body(ModelRequest(model="gpt-x", messages=(Message.user("hi"), sent)))["input"]
+    CREATE.validate_python({"model": "gpt-x", "input": made})
+    if back is not None:
+        assert made[1:] == back
+
+
+def test_streamed_text_is_that_of_the_answer_where_its_item_tells_the_phase() -> None:
+    stream = StreamedResponse()
+    events = [item("added", {**ASIDE, "content": []}), delta("I look."),
+              item("added", {**FINAL, "content": []}, 1), delta("Two.", 1), EMPTY_END]  # fmt: skip
+    assert [stream.add(orjson.dumps(one)) for one in events] == ["", "", "", "Two.", ""]
+    assert parse_response(stream.payload(), "m").content == "Two."
+
+
+def told_calls(
+    begun: dict[str, Any], piece: dict[str, Any], ended: dict[str, Any]
+) -> list[dict[str, Any]]:
+    """Return the events of two calls; "{}" in the fields of an event is the name of each."""
+    events = []
+    for name in ("a", "b"):
+        one = {**CALL, "call_id": f"call_{name}", "arguments": ""}
+        del one["id"]
+        given = orjson.dumps({"n": name}).decode()
+        begin, go_on, end = (
+            {field: value.format(name) for field, value in fields.items()}
+            for fields in (begun, piece, ended)
+        )
+        events += [
+            {"type": "response.output_item.added", "item": {**one, **begin}},
+            {"type": "response.function_call_arguments.delta", "delta": given, **go_on},
+            {"type": "response.output_item.done", "item": {**one, "arguments": given, **end}},
+        ]
+    return events
+
+
+UNINDEXED: dict[str, list[dict[str, Any]]] = {
+    "ids of calls in pieces": told_calls(
+        {"call_id": "call_{}"}, {"item_id": "call_{}"}, {"call_id": "call_{}"}),
+    "no ids in pieces": told_calls({}, {}, {}),
+    "ids of items in pieces alone": told_calls({}, {"item_id": "fc_{}"}, {}),
+    "ids of items everywhere": told_calls({"id": "fc_{}"}, {"item_id": "fc_{}"}, {"id": "fc_{}"}),
+    "one id for all items": told_calls({"id": "fc"}, {}, {"id": "fc"}),
+    "no ends": [one for one in told_calls({}, {"item_id": "call_{}"}, {})
+                if not one["type"].endswith("item.done")],
+    "ends alone": [one for one in told_calls({}, {}, {}) if one["type"].endswith("item.done")],
+    "one index for all": [{**one, "output_index": 0} for one in told_calls({}, {}, {})],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", UNINDEXED)
+def test_calls_without_an_index_have_their_own_arguments(case: str) -> None:
+    answer = streamed(*UNINDEXED[case], EMPTY_END)
+    expected = [(f"call_{name}", {"n": name}) for name in ("a", "b")]
+    assert [(one.id, one.arguments) for one in answer.tool_calls or ()] == expected
