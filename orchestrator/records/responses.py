@@ -73,14 +73,15 @@ class ModelRequest(Record):
 class LLMResponse(Record):
     """One response. A `content` of None is read as "". `usage` is None when none was reported.
 
-    A worker then estimates it and sets `usage_estimated`. `remembered` is the result of the memory
+    A worker then estimates it and sets `usage_estimated`; `partial_usage` has what was reported all
+    the same, with zeros for missing counts. `remembered` is the result of the memory
     policy before the call. `service_tier` is the provider's tier in which the call was served, ""
     for its standard one. `cache` is set where the response cache took part, `fallback` where other
     models of the agent's list had failed before. `reasoning` has the blocks that go back to the
     provider unchanged (see `conversation.messages.REASONING`), `reasoning_text` what people can
     read of it. `request_id` is the provider's own name of the request. `raw` is the provider's
     payload for hooks in the same process, `unread` names what it has besides text and calls, such
-    as an image; both are never stored.
+    as an image; these two and `partial_usage` are never stored.
     """
 
     content: str = ""
@@ -98,6 +99,7 @@ class LLMResponse(Record):
     fallback: Fallback | None = Field(default=None, exclude_if=operator.not_)
     raw: Any = Field(default=None, exclude=True, repr=False)
     unread: str = Field(default="", exclude=True, repr=False)
+    partial_usage: UsageStats | None = Field(default=None, exclude=True, repr=False)
 
     @field_validator("content", mode="before")
     @classmethod

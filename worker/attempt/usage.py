@@ -26,15 +26,31 @@ _CHARACTERS_PER_TOKEN = 4
 def counted(response: LLMResponse, request: ModelRequest, count: Count) -> LLMResponse:
     """Return the response with a usage: its own, or an estimate that is marked as one.
 
-    `count` counts the tokens of a message. Answers from the response cache have used nothing.
+    Counts that the provider has stated stay. `count` counts the tokens of a message. Answers from
+    the response cache have used nothing.
     """
     if response.usage is not None or (response.cache is not None and response.cache.hit):
         return response
     completion = _tokens(response.content)
     for call in response.tool_calls or ():
         completion += _tokens(call.name) + _tokens(_text(call.arguments))
-    usage = _usage(request, completion, count)
+    usage = _with_stated(_usage(request, completion, count), response.partial_usage)
     return response.model_copy(update={"usage": usage, "usage_estimated": True})
+
+
+def _with_stated(estimate: UsageStats, stated: UsageStats | None) -> UsageStats:
+    """Return an estimate with the counts that were stated.
+
+    Of a total, the prompt is as large as estimated: a completion may have reasoning that nobody
+    sees.
+    """
+    if stated is None:
+        return estimate
+    prompt, completion = estimate.prompt_tokens, estimate.completion_tokens
+    if stated.prompt_tokens or stated.completion_tokens:
+        return usage_of(stated.prompt_tokens or prompt, stated.completion_tokens or completion)
+    prompt = min(prompt, max(stated.total_tokens - completion, 0))
+    return usage_of(prompt, stated.total_tokens - prompt)
 
 
 def spent_in_vain(

@@ -261,6 +261,29 @@ def completed_counts(
     return (rest, known, total) if prompt is None else (known, rest, total)
 
 
+_PROMPTS = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount")
+_COMPLETIONS = ("completion_tokens", "output_tokens", "outputTokens", "candidatesTokenCount")
+_TOTALS = ("total_tokens", "totalTokens", "totalTokenCount")
+_APART = ("cache_read_input_tokens", "cache_creation_input_tokens")
+_APART_IN_CAMEL = ("cacheReadInputTokens", "cacheWriteInputTokens")
+
+
+def partial_usage(usage: Any) -> UsageStats | None:
+    """Return the counts of a report in which some are missing (0); None where all are."""
+    if not isinstance(usage, dict):
+        return None
+
+    def first(names: tuple[str, ...]) -> int:
+        return count_in(usage, *((name,) for name in names))
+
+    prompt, completion, total = map(first, (_PROMPTS, _COMPLETIONS, _TOTALS))
+    if prompt and "prompt_tokens" not in usage:  # elsewhere the cache is within the prompt
+        prompt += sum(count_in(usage, (name,)) for name in (*_APART, *_APART_IN_CAMEL))
+    if not (prompt or completion or total):
+        return None
+    return UsageStats(prompt_tokens=prompt, completion_tokens=completion, total_tokens=total)
+
+
 def merged_usage(known: Any, given: Any) -> Any:
     """Add a report of a stream to the usage `known` and return it: of each count the largest one.
 

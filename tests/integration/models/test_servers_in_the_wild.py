@@ -7,7 +7,13 @@ import pytest
 from support.runs.opened_runs import opened_run
 from support.runs.scripted_steps import call, requests
 from support.runs.tools import look
-from support.servers.raw_model_server import RawModelServer, events, raw
+from support.servers.raw_model_server import (
+    RawModelServer,
+    completion_body,
+    events,
+    raw,
+    reply,
+)
 
 from stepfleet.orchestrator import (
     FinishReason,
@@ -16,8 +22,12 @@ from stepfleet.orchestrator import (
     ModelRequest,
     ModelSettings,
     StopReason,
+    UsageStats,
 )
+from stepfleet.orchestrator.memory.pruning import estimate_tokens
+from stepfleet.worker.attempt.usage import counted
 from stepfleet.worker.models import Models
+from stepfleet.worker.models.bodies import partial_usage
 from stepfleet.worker.testing import ModelServer, Quirk, Reply, ToolCallReply
 
 CALLS = (
@@ -130,15 +140,65 @@ async def test_a_line_break_that_cuts_an_event_is_part_of_its_text() -> None:
     assert response.content == "one\n\ttwo"
 
 
-async def _generate(server: RawModelServer) -> LLMResponse:
+async def _generate(server: RawModelServer, *, stream: bool = True) -> LLMResponse:
     models = Models(environment={})
-    settings = ModelSettings(base_url=server.base_url, stream=True)
+    settings = ModelSettings(base_url=server.base_url, stream=stream)
     try:
         return await models.generate(
             ModelRequest(model="openai:m", messages=(Message.user("hi"),), settings=settings)
         )
     finally:
         await models.aclose()
+
+
+ESTIMATE = 4, 1
+"""Tokens of the request and of the answer, as they are estimated here."""
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+@pytest.mark.parametrize(
+    ("usage", "expected"),
+    [
+        ({}, ESTIMATE),
+        ({"prompt_tokens": 70}, (70, ESTIMATE[1])),
+        ({"prompt_tokens": 70, "completion_tokens": None, "total_tokens": 70}, (70, ESTIMATE[1])),
+        ({"completion_tokens": 70}, (ESTIMATE[0], 70)),
+        ({"total_tokens": 70}, (ESTIMATE[0], 70 - ESTIMATE[0])),
+        ({"total_tokens": 3}, (3 - ESTIMATE[1], ESTIMATE[1])),
+        ({"total_tokens": "many"}, ESTIMATE),
+    ],
+)
+async def test_counts_that_are_stated_stay_and_others_are_estimated(
+    usage: dict[str, Any], expected: tuple[int, int], *, is_stream: bool
+) -> None:
+    """LLM-12"""
+    body = {**completion_body("fine then"), "usage": usage}
+    choice = {"delta": {"content": "fine then"}, "finish_reason": "stop"}
+    async with RawModelServer().running() as server:
+        server.answers(
+            events({"choices": [choice], "usage": usage}) if is_stream else reply(200, body)
+        )
+        response = await _generate(server, stream=is_stream)
+    request = ModelRequest(model="openai:m", messages=(Message.user("hi"),))
+    found = counted(response, request, estimate_tokens)
+    assert found.usage is not None
+    assert found.usage_estimated
+    assert (found.usage.prompt_tokens, found.usage.completion_tokens) == expected
+    assert found.usage.total_tokens == sum(expected)
+    assert "partial_usage" not in found.to_json()
+
+
+@pytest.mark.parametrize(
+    ("usage", "prompt"),
+    [
+        ({"input_tokens": 5, "cache_read_input_tokens": 60, "cache_creation_input_tokens": 1}, 66),
+        ({"inputTokens": 5, "cacheReadInputTokens": 60}, 65),
+        ({"promptTokenCount": 5}, 5),
+        ({"prompt_tokens": 70, "cache_read_input_tokens": 60}, 70),
+    ],
+)
+def test_a_prompt_that_is_stated_alone_has_its_cache(usage: dict[str, int], prompt: int) -> None:
+    assert partial_usage(usage) == UsageStats(prompt_tokens=prompt)
 
 
 async def _said(request: ModelRequest) -> LLMResponse:
