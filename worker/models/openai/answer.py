@@ -25,7 +25,6 @@ from stepfleet.worker.models.bodies import (
 )
 from stepfleet.worker.models.openai.stream import (
     REASONING_DETAILS,
-    REASONING_FIELDS,
     choices_of,
     images_in,
     object_text,
@@ -34,7 +33,7 @@ from stepfleet.worker.models.openai.stream import (
     thoughts_in,
     transcript_of,
 )
-from stepfleet.worker.models.sent_back import kept_of, model_at
+from stepfleet.worker.models.sent_back import REASONING_FIELDS, kept_of, model_at
 
 _LONGEST_NAME = 512
 """Characters of a model's name; it is stored with each step, whatever the server put there."""
@@ -88,7 +87,7 @@ def parse_completion(
     reason = finish_reason(given, asks_for_tools=bool(calls))
     if not text and not calls and isinstance(refusal, str) and refusal:
         text, reason = refusal, FinishReason.CONTENT_FILTER
-    model = payload.get("model")
+    model, by = payload.get("model"), model_at(service, default_model)
     return LLMResponse.model_construct(
         content=drop_leaked_arguments(text, calls) if text and calls else text,
         tool_calls=calls or None,
@@ -98,7 +97,7 @@ def parse_completion(
         finish_reason=reason,
         reasoning=(
             *(_sent_back(message, reasoning) if reasoning else ()),
-            *kept_of(message, message.get("tool_calls"), model_at(service, default_model)),
+            *kept_of(message, message.get("tool_calls"), by, apart=reasoning),
         ),
         reasoning_text=shown_reasoning(_reasoning(message)),
         raw=payload,
@@ -161,7 +160,7 @@ def _reasoning(message: dict[str, Any]) -> list[str]:
 
 def _sent_back(message: dict[str, Any], field: str) -> tuple[Block, ...]:
     value = message.get(field)
-    return (reasoning_block(field, 0, {field: value}),) if value else ()
+    return (reasoning_block(field, 0, {field: value}),) if value or value == "" else ()
 
 
 def _is_name(model: Any) -> TypeGuard[str]:

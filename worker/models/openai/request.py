@@ -53,7 +53,7 @@ def request_body(
     messages = wire_messages(request.messages, official=official)
     if to.reasoning:
         _add_reasoning(messages, request.messages, to.reasoning)
-    _adapt(messages, request, to)
+    _adapt(messages, request, to, official=official)
     body: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.tools:
         body["tools"] = [_tool(spec, official=official) for spec in request.tools]
@@ -88,10 +88,14 @@ def wire_messages(messages: Iterable[Message], *, official: bool) -> list[dict[s
     return wires
 
 
-def _adapt(wires: list[dict[str, Any]], request: ModelRequest, to: Dialect) -> None:
+def _adapt(
+    wires: list[dict[str, Any]], request: ModelRequest, to: Dialect, *, official: bool
+) -> None:
     """Change the messages to what the service takes, and add what it gave with its answers."""
     if to.service and any(isinstance(message.content, list) for message in request.messages):
-        _give_back(wires, request.messages, model_at(to.service, request.model))
+        reasoning = to.at.takes_reasoning and not official
+        by = model_at(to.service, request.model)
+        _give_back(wires, request.messages, by, reasoning=reasoning)
     if to.is_gemini:
         sign_foreign(wires)
     if not to.at.names_authors:
@@ -99,7 +103,9 @@ def _adapt(wires: list[dict[str, Any]], request: ModelRequest, to: Dialect) -> N
             wire.pop("name", None)
 
 
-def _give_back(wires: list[dict[str, Any]], messages: Sequence[Message], by: str) -> None:
+def _give_back(
+    wires: list[dict[str, Any]], messages: Sequence[Message], by: str, *, reasoning: bool
+) -> None:
     """Add to each answer what its model is to get back; an answer is always one message here."""
     back = SentBack(messages, by)
     answers = (message for message in messages if message.is_assistant())
@@ -108,7 +114,7 @@ def _give_back(wires: list[dict[str, Any]], messages: Sequence[Message], by: str
             wire["tool_call_id"] = back.id_of(wire["tool_call_id"])
         if wire["role"] != Role.ASSISTANT:
             continue
-        wire.update(fields_of_answer(next(answers), by))
+        wire.update(fields_of_answer(next(answers), by, reasoning=reasoning))
         for call in wire.get("tool_calls", ()):
             call.update(back.fields_of(call["id"]))
             call["id"] = back.id_of(call["id"])

@@ -18,9 +18,8 @@ from stepfleet.worker.models.bodies import (
     parse_event,
     word,
 )
-from stepfleet.worker.models.sent_back import THOUGHTS, add_extra
+from stepfleet.worker.models.sent_back import REASONING_FIELDS, THOUGHTS, add_extra
 
-REASONING_FIELDS = ("reasoning_content", "reasoning")
 REASONING_DETAILS = "reasoning_details"
 MOST_CHOICES = 16
 """So many choices of one completion are read."""
@@ -230,7 +229,7 @@ class _StreamedChoice:
 
     def _add_reasoning(self, delta: dict[str, Any]) -> None:
         for name in REASONING_FIELDS:
-            if isinstance(thought := delta.get(name), str) and thought:
+            if isinstance(thought := delta.get(name), str):  # its server may want back an empty one
                 self._think(name, thought)
         for one in _as_list(delta.get(REASONING_DETAILS)):
             self._details.add(one)

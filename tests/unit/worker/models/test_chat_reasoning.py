@@ -53,11 +53,15 @@ def test_what_is_no_text_is_none(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("reasoning_content", "Let me see."), ("reasoning_details", DETAILS)]
-)
+    ("field", "value"),
+    [
+        ("reasoning_content", "Let me see."), ("reasoning_details", DETAILS),
+        ("reasoning_content", ""),
+    ],
+)  # fmt: skip
 def test_it_goes_back_with_its_answer_to_its_own_service_alone(field: str, value: Any) -> None:
     answer = parse_completion(whole(**{field: value}), "m", reasoning=field)
-    assert answer.reasoning_text == "Let me see."
+    assert answer.reasoning_text == ("Let me see." if value else "")
     stored = LLMResponse.from_json(answer.to_json())
     call = ToolCall(id="c1", name="look")
     before = Message.assistant("Of another model.", (call,))
