@@ -48,7 +48,9 @@ def _with_stated(estimate: UsageStats, stated: UsageStats | None) -> UsageStats:
         return estimate
     prompt, completion = estimate.prompt_tokens, estimate.completion_tokens
     if stated.prompt_tokens or stated.completion_tokens:
-        return usage_of(stated.prompt_tokens or prompt, stated.completion_tokens or completion)
+        whole = usage_of(stated.prompt_tokens or prompt, stated.completion_tokens or completion)
+        cache = {name: getattr(stated, name) for name in ("cached_tokens", "cache_write_tokens")}
+        return whole.model_copy(update=cache)
     prompt = min(prompt, max(stated.total_tokens - completion, 0))
     return usage_of(prompt, stated.total_tokens - prompt)
 

@@ -166,6 +166,10 @@ ESTIMATE = 4, 1
         ({"total_tokens": 70}, (ESTIMATE[0], 70 - ESTIMATE[0])),
         ({"total_tokens": 3}, (3 - ESTIMATE[1], ESTIMATE[1])),
         ({"total_tokens": "many"}, ESTIMATE),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, ESTIMATE),
+        ({"prompt_tokens": 70, "completion_tokens": 0, "total_tokens": 70}, (70, ESTIMATE[1])),
+        ({"prompt_tokens": 0, "completion_tokens": 70}, (ESTIMATE[0], 70)),
+        ({"prompt_tokens": 70, "completion_tokens": -1, "total_tokens": 69}, (70, ESTIMATE[1])),
     ],
 )
 async def test_counts_that_are_stated_stay_and_others_are_estimated(

@@ -14,6 +14,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import (
+    APART,
     broken_off,
     completed_counts,
     count_in,
@@ -116,9 +117,9 @@ def finish_reason(reason: Any, *, asks_for_tools: bool) -> FinishReason:
 _PROMPT, _COMPLETION = "prompt_tokens_details", "completion_tokens_details"
 _CACHED = (
     *((_PROMPT, "cached_tokens"), ("prompt_cache_hit_tokens",), ("cache_read_input_tokens",)),
-    *(("cached_tokens",), ("num_cached_tokens",)),
+    *(("cached_tokens",), ("num_cached_tokens",), ("input_tokens_details", "cached_tokens")),
 )
-"""OpenAI; DeepSeek; LiteLLM; Moonshot; Mistral."""
+"""OpenAI; DeepSeek; LiteLLM; Moonshot; Mistral; servers with the words of Responses."""
 _WRITTEN = (
     *((_PROMPT, "cache_creation_tokens"), (_PROMPT, "cache_write_tokens")),
     ("cache_creation_input_tokens",),
@@ -126,18 +127,28 @@ _WRITTEN = (
 """LiteLLM; OpenRouter; LiteLLM's older versions."""
 
 
+_PROMPTS = ("prompt_tokens", "input_tokens")
+_COMPLETIONS = ("completion_tokens", "output_tokens")
+"""Those of this protocol, and of others in its place."""
+
+
+def _either(usage: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next((usage[name] for name in names if usage.get(name) is not None), None)
+
+
 def usage_of(usage: Any) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    names = ("prompt_tokens", "completion_tokens", "total_tokens")
-    if (counts := completed_counts(*map(usage.get, names))) is None:
+    prompt, completion = (_either(usage, names) for names in (_PROMPTS, _COMPLETIONS))
+    if (counts := completed_counts(prompt, completion, usage.get("total_tokens"))) is None:
         return None
     counted = usage_within(
         *counts,
         cached=count_in(usage, *_CACHED),
         written=count_in(usage, *_WRITTEN),
         thought=count_in(usage, (_COMPLETION, "reasoning_tokens")),
+        may_be_apart=any(count_in(usage, (name,)) for name in APART),
     )
     audio = count_in(usage, (_PROMPT, "audio_tokens")) + count_in(
         usage, (_COMPLETION, "audio_tokens")
