@@ -29,6 +29,7 @@ from stepfleet.worker.models.bodies import malformed, with_counts, without_half_
 from stepfleet.worker.models.call_ids import with_sent_ids
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.event_lines import EventLines
+from stepfleet.worker.models.offered_tools import with_offered_names
 from stepfleet.worker.models.signing import Signer
 from stepfleet.worker.models.tokens import Tokens
 
@@ -205,6 +206,7 @@ class HttpModel(LLM):
                 answer = await _read(received.size, self._format.response, payload, request.model)
             if answer.content and not received.text:  # the service does not stream this one
                 on_text(answer.content)
+            answer = with_offered_names(answer, request.tools)
             answer = with_counts(answer, payload.get(self._format.usage_field))
             name = received.request_id or _request_id(payload)
             return answer.model_copy(update={"request_id": name}) if name else answer
