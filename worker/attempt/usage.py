@@ -31,7 +31,7 @@ def counted(response: LLMResponse, request: ModelRequest, count: Count) -> LLMRe
     """
     if response.usage is not None or (response.cache is not None and response.cache.hit):
         return response
-    completion = _tokens(response.content)
+    completion = _tokens(response.content) + _tokens(response.reasoning_text)
     for call in response.tool_calls or ():
         completion += _tokens(call.name) + _tokens(_text(call.arguments))
     usage = _with_stated(_usage(request, completion, count), response.partial_usage)

@@ -20,6 +20,7 @@ REASONING_FIELDS = ("reasoning_content", "reasoning")
 MOST_KEPT = 256 * 1024
 """Bytes of what is kept of one answer."""
 _FIELDS = frozenset({EXTRA, SPECIFIC, THOUGHTS, *REASONING_FIELDS})
+_BEFORE = "before_text"
 _SIGNATURES = ("thought_signature", "signature")
 _SHORT_ID = 40
 """Characters of ids that every service takes."""
@@ -33,12 +34,13 @@ def model_at(service: str, model: str) -> str:
 
 
 def kept_of(
-    message: Mapping[str, Any], calls: Any, by: str, *, apart: str = ""
+    message: Mapping[str, Any], calls: Any, by: str, *, apart: str = "", before: str = ""
 ) -> tuple[Block, ...]:
     """Return the block of what goes back with an answer; nothing where `by` is no model.
 
     `calls` are those of the answer as they came, in their order, each with its `id`. `apart` is a
-    field of reasoning that is kept by itself, where the answer has it.
+    field of reasoning that is kept by itself, where the answer has it; `before` is the thought that
+    stood before its text.
     """
     listed = calls[: MOST_CALLS + 1] if isinstance(calls, list) else []
     given = [_object(one) for one in listed]
@@ -46,6 +48,8 @@ def kept_of(
     answer = _of_message(message, given)
     if given and THOUGHTS not in answer and not message.get(apart):
         answer |= _reasoning(message)
+    if given and before:
+        answer[_BEFORE] = before
     parts = {"message": answer, "calls": found}
     data = {name: part for name, part in parts.items() if part}
     if not data or not by:
@@ -100,6 +104,12 @@ def fields_of_answer(message: Message, by: str, *, reasoning: bool) -> dict[str,
     for _, data in reasoning_of(message, by):
         found |= _known(_object(data.get("message")))
     return found if reasoning else {k: v for k, v in found.items() if k not in REASONING_FIELDS}
+
+
+def before_text(message: Message, by: str) -> str:
+    """Return the thought that goes back before an answer's text."""
+    found = (_object(data.get("message")).get(_BEFORE) for _, data in reasoning_of(message, by))
+    return "".join(one for one in found if isinstance(one, str))
 
 
 def sign_foreign(wires: Iterable[dict[str, Any]]) -> None:

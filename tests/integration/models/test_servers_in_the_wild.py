@@ -220,6 +220,17 @@ async def test_counts_that_are_stated_stay_and_others_are_estimated(
     assert "partial_usage" not in found.to_json()
 
 
+def test_reasoning_that_is_shown_is_output_that_is_estimated() -> None:
+    request = ModelRequest(model="vllm:m", messages=(Message.user("hi"),))
+    plain, thought = (
+        counted(LLMResponse(content="fine", reasoning_text=text), request, estimate_tokens).usage
+        for text in ("", "so be it then, it is fine")
+    )
+    assert plain
+    assert thought
+    assert thought.completion_tokens > plain.completion_tokens == 1
+
+
 @pytest.mark.parametrize(
     ("usage", "prompt"),
     [

@@ -28,12 +28,13 @@ from stepfleet.worker.models.openai.stream import (
     REASONING_DETAILS,
     choices_of,
     images_in,
-    object_text,
     older_call,
+    text_in,
     text_message,
     thoughts_in,
     transcript_of,
 )
+from stepfleet.worker.models.openai.thoughts import CUT, has_tags, leading_thought
 from stepfleet.worker.models.sent_back import REASONING_FIELDS, kept_of, model_at
 
 _LONGEST_NAME = 512
@@ -49,12 +50,10 @@ _REASONS = {
     "eos_token": FinishReason.STOP,
     "end_turn": FinishReason.STOP,
     "stop_sequence": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "max_tokens": FinishReason.LENGTH,
     "tool_calls": FinishReason.TOOL_CALLS,
     "function_call": FinishReason.TOOL_CALLS,
     "tool_use": FinishReason.TOOL_CALLS,
-    **dict.fromkeys(("model_length", "max_output_tokens"), FinishReason.LENGTH),
+    **dict.fromkeys(CUT, FinishReason.LENGTH),
     **dict.fromkeys(_REFUSALS.split(), FinishReason.CONTENT_FILTER),
     "error": FinishReason.ERROR,
 }
@@ -84,8 +83,12 @@ def parse_completion(
     message = _merged(choices)
     calls = _tool_calls(message)
     refusal = message.get("refusal")
-    text = _text(message.get("content")) or transcript_of(message)
+    text = text_in(message.get("content")) or transcript_of(message)
     reason = finish_reason(given, asks_for_tools=bool(calls))
+    is_open = bool(calls) or reason is FinishReason.LENGTH
+    thought = leading_thought(text, is_open=is_open) if has_tags(service) else None
+    if thought:
+        text = text[thought.end() :]
     if not text and not calls and isinstance(refusal, str) and refusal:
         text, reason = refusal, FinishReason.CONTENT_FILTER
     model, by = payload.get("model"), model_at(service, default_model)
@@ -98,9 +101,17 @@ def parse_completion(
         finish_reason=reason,
         reasoning=(
             *(_sent_back(message, reasoning) if reasoning else ()),
-            *kept_of(message, message.get("tool_calls"), by, apart=reasoning),
+            *kept_of(
+                message,
+                message.get("tool_calls"),
+                by,
+                apart=reasoning,
+                before=thought[0] if thought else "",
+            ),
         ),
-        reasoning_text=shown_reasoning(_reasoning(message)),
+        reasoning_text=shown_reasoning(
+            [*_reasoning(message), *(thought.groups() if thought else ())]
+        ),
         raw=payload,
         unread=_unread(message),
     )
@@ -211,17 +222,3 @@ def _tool_calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     if not isinstance(raw, list):
         raise malformed("tool_calls is not a list")
     return parse_tool_calls(raw, new_id=new_call_id)
-
-
-def _text(content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, dict):
-        return object_text(content)
-    if isinstance(content, list):
-        parts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
-        if all(isinstance(part, str) for part in parts):
-            return "".join(parts)
-    raise malformed("the message's content is not text")

@@ -21,7 +21,13 @@ from stepfleet.orchestrator.records.conversation.messages import (
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.bodies import NO_NAME, is_strict, json_text, reasoning_of, safe_name
-from stepfleet.worker.models.sent_back import SentBack, fields_of_answer, model_at, sign_foreign
+from stepfleet.worker.models.sent_back import (
+    SentBack,
+    before_text,
+    fields_of_answer,
+    model_at,
+    sign_foreign,
+)
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -114,7 +120,10 @@ def _give_back(
             wire["tool_call_id"] = back.id_of(wire["tool_call_id"])
         if wire["role"] != Role.ASSISTANT:
             continue
-        wire.update(fields_of_answer(next(answers), by, reasoning=reasoning))
+        answer = next(answers)
+        wire.update(fields_of_answer(answer, by, reasoning=reasoning))
+        if (before := before_text(answer, by)) and not isinstance(wire["content"], list):
+            wire["content"] = before + (wire["content"] or "")
         for call in wire.get("tool_calls", ()):
             call.update(back.fields_of(call["id"]))
             call["id"] = back.id_of(call["id"])
