@@ -228,7 +228,7 @@ def test_reasoning_that_is_shown_is_output_that_is_estimated() -> None:
     )
     assert plain
     assert thought
-    assert thought.completion_tokens > plain.completion_tokens == 1
+    assert thought.completion_tokens > plain.completion_tokens
 
 
 @pytest.mark.parametrize(
