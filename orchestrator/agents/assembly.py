@@ -47,6 +47,7 @@ def contract_of(config: AgentConfig, specials: Sequence[SpecialTool]) -> AnswerC
         # Messages that a strategy words may be JSON of its own.
         by_tool_alone=config.strategy is not None,
         specials=(known[name] for name in config.special_tools),
+        has_tools=bool(config.tools or config.mcp_servers or config.planning or config.strategy),
     )
 
 

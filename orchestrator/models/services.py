@@ -48,7 +48,7 @@ class Service:
     name a bearer token, and the function that returns one. `fields` has fields of chat completions
     that it refuses, each with its own word for it or "". `names_authors`: its messages may have the
     field `name`. `call_ids` is the pattern of the ids of calls that it takes, where its protocol
-    takes more.
+    takes more. `takes_reasoning`: its messages may have the fields of reasoning of its answers.
     """
 
     api: Api
@@ -67,6 +67,7 @@ class Service:
     fields: tuple[tuple[str, str], ...] = ()
     names_authors: bool = True
     call_ids: str = ""
+    takes_reasoning: bool = True
 
     def own_url(self, environment: Mapping[str, str]) -> str:
         """Return the address that the environment names, else the provider's; "" for none."""
@@ -258,6 +259,7 @@ SERVICES: Mapping[str, Service] = {
         version_variable="OPENAI_API_VERSION",
         token_variables=("AZURE_OPENAI_AD_TOKEN", "AZURE_OPENAI_AD_TOKEN_PROVIDER"),
         call_ids=_OPENAI_IDS,
+        takes_reasoning=False,
     ),
     "compatible": Service(Api.CHAT, url_variables=("COMPATIBLE_BASE_URL",), needs_key=False),
     "deepseek": _compatible(
@@ -267,7 +269,11 @@ SERVICES: Mapping[str, Service] = {
         reasoning="reasoning_content",
     ),
     "groq": _compatible(
-        "https://api.groq.com/openai/v1", "GROQ_BASE_URL", "GROQ_API_KEY", names_authors=False
+        "https://api.groq.com/openai/v1",
+        "GROQ_BASE_URL",
+        "GROQ_API_KEY",
+        names_authors=False,
+        takes_reasoning=False,
     ),
     "litellm": _compatible("http://localhost:4000/v1", "LITELLM_BASE_URL"),
     "llamacpp": _compatible("http://localhost:8080/v1", "LLAMACPP_BASE_URL"),
@@ -278,6 +284,7 @@ SERVICES: Mapping[str, Service] = {
         fields=(("seed", "random_seed"), ("stream_options", "")),
         names_authors=False,
         call_ids="[A-Za-z0-9]{9}",
+        takes_reasoning=False,
     ),
     "ollama": _compatible("http://localhost:11434/v1", "OLLAMA_BASE_URL"),
     "openrouter": _compatible(

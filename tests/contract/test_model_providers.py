@@ -434,6 +434,7 @@ async def test_a_request_has_the_name_that_its_provider_gave_it(
         ("deepseek", "reasoning_content", "Let me see."),
         ("openrouter", "reasoning_details", [{"type": "reasoning.text", "text": "Let me see."}]),
         ("vllm", "reasoning", "Let me see."),
+        ("groq", "reasoning", "Let me see."),
     ],
 )
 async def test_a_compatible_servers_reasoning_is_readable_and_back_where_it_wants_it(
@@ -448,7 +449,7 @@ async def test_a_compatible_servers_reasoning_is_readable_and_back_where_it_want
     talk = (Message.user("hi"), Message.assistant(first.as_content, calls), *results)
     await models.generate(asked(service, *talk))
     assert server.violations == ()
-    assert server.requests[-1].messages[1].get(field) == (None if service == "vllm" else value)
+    assert server.requests[-1].messages[1].get(field) == (None if service == "groq" else value)
 
 
 async def test_system_and_developer_messages_reach_the_model_in_their_order(

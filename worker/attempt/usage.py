@@ -31,7 +31,7 @@ def counted(response: LLMResponse, request: ModelRequest, count: Count) -> LLMRe
     """
     if response.usage is not None or (response.cache is not None and response.cache.hit):
         return response
-    completion = _tokens(response.content)
+    completion = _tokens(response.content) + _tokens(response.reasoning_text)
     for call in response.tool_calls or ():
         completion += _tokens(call.name) + _tokens(_text(call.arguments))
     usage = _with_stated(_usage(request, completion, count), response.partial_usage)
@@ -48,7 +48,9 @@ def _with_stated(estimate: UsageStats, stated: UsageStats | None) -> UsageStats:
         return estimate
     prompt, completion = estimate.prompt_tokens, estimate.completion_tokens
     if stated.prompt_tokens or stated.completion_tokens:
-        return usage_of(stated.prompt_tokens or prompt, stated.completion_tokens or completion)
+        whole = usage_of(stated.prompt_tokens or prompt, stated.completion_tokens or completion)
+        cache = {name: getattr(stated, name) for name in ("cached_tokens", "cache_write_tokens")}
+        return whole.model_copy(update=cache)
     prompt = min(prompt, max(stated.total_tokens - completion, 0))
     return usage_of(prompt, stated.total_tokens - prompt)
 

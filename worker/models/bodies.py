@@ -13,6 +13,7 @@ from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.calls.tools import ToolSpec
 from stepfleet.orchestrator.records.conversation.messages import REASONING, Block, Message, Role
 from stepfleet.orchestrator.records.errors import ModelErrorCode
+from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
@@ -215,24 +216,33 @@ def alternating_turns(
 
 
 def usage_within(
-    prompt: int, completion: int, total: int | None, *, cached: int, written: int, thought: int
+    prompt: int,
+    completion: int,
+    total: int | None,
+    *,
+    cached: int,
+    written: int,
+    thought: int,
+    may_be_apart: bool = False,
 ) -> UsageStats:
     """Return the token counts of one call, of a service whose prompt and completion are whole.
 
     Some count reasoning (xAI, Gemini) or their prompt cache (gateways to Anthropic) beside them:
-    `total` shows it, or that the part is larger than the whole.
+    `total` shows it, or that the part is larger than the whole, where the cache `may_be_apart`.
     """
     beside = 0 if total is None else total - prompt - completion
     kept = cached + written
-    if kept and (beside == kept if total is not None else kept > prompt):
+    if kept and (beside == kept or (may_be_apart and kept > prompt)):
         prompt += kept
     elif (beside > 0 and thought in (0, beside)) or (beside <= 0 and thought > completion):
         thought = thought or beside
         completion += thought
+    cached = min(cached, prompt)
+    written = min(written, prompt - cached)
     return UsageStats.model_construct(
         prompt_tokens=prompt,
         completion_tokens=completion,
-        total_tokens=prompt + completion if total is None else total,
+        total_tokens=max(prompt + completion, total or 0),
         llm_calls=1,
         cached_tokens=cached,
         cache_write_tokens=written,
@@ -270,7 +280,7 @@ def completed_counts(
 _PROMPTS = ("prompt_tokens", "input_tokens", "inputTokens", "promptTokenCount")
 _COMPLETIONS = ("completion_tokens", "output_tokens", "outputTokens", "candidatesTokenCount")
 _TOTALS = ("total_tokens", "totalTokens", "totalTokenCount")
-_APART = ("cache_read_input_tokens", "cache_creation_input_tokens")
+APART = ("cache_read_input_tokens", "cache_creation_input_tokens")
 _APART_IN_CAMEL = ("cacheReadInputTokens", "cacheWriteInputTokens")
 
 
@@ -284,10 +294,27 @@ def partial_usage(usage: Any) -> UsageStats | None:
 
     prompt, completion, total = map(first, (_PROMPTS, _COMPLETIONS, _TOTALS))
     if prompt and "prompt_tokens" not in usage:  # elsewhere the cache is within the prompt
-        prompt += sum(count_in(usage, (name,)) for name in (*_APART, *_APART_IN_CAMEL))
+        prompt += sum(count_in(usage, (name,)) for name in (*APART, *_APART_IN_CAMEL))
     if not (prompt or completion or total):
         return None
     return UsageStats(prompt_tokens=prompt, completion_tokens=completion, total_tokens=total)
+
+
+def with_counts(answer: LLMResponse, given: Any) -> LLMResponse:
+    """Return an answer whose usage is `partial_usage` where a count of the report is missing.
+
+    So is a zero beside text or calls: servers that count nothing report it. `given` is the report.
+    """
+    usage = answer.usage
+    if usage is None:
+        stated = partial_usage(given)
+    elif usage.prompt_tokens and usage.completion_tokens:
+        return answer
+    elif answer.content or answer.tool_calls:
+        stated = usage if usage.total_tokens else None
+    else:
+        return answer
+    return answer.model_copy(update={"usage": None, "partial_usage": stated})
 
 
 def merged_usage(known: Any, given: Any) -> Any:

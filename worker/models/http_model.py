@@ -25,11 +25,12 @@ from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted
-from stepfleet.worker.models.bodies import malformed, partial_usage, without_half_a_turn
+from stepfleet.worker.models.bodies import malformed, with_counts, without_half_a_turn
 from stepfleet.worker.models.call_ids import with_sent_ids
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.encodings import plain
 from stepfleet.worker.models.event_lines import EventLines
+from stepfleet.worker.models.offered_tools import with_offered_names
 from stepfleet.worker.models.signing import Signer
 from stepfleet.worker.models.tokens import Tokens
 
@@ -214,9 +215,8 @@ class HttpModel(LLM):
                 answer = await _read(received.size, self._format.response, payload, request.model)
             if answer.content and not received.text:  # the service does not stream this one
                 on_text(answer.content)
-            if answer.usage is None:
-                stated = partial_usage(payload.get(self._format.usage_field))
-                answer = answer.model_copy(update={"partial_usage": stated})
+            answer = with_offered_names(answer, request.tools)
+            answer = with_counts(answer, payload.get(self._format.usage_field))
             name = received.request_id or _request_id(payload)
             return answer.model_copy(update={"request_id": name}) if name else answer
         except _BROKEN as error:

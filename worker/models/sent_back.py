@@ -2,8 +2,9 @@
 
 Gemini signs its calls. Behind Google's endpoint of chat completions the signature stands in
 `extra_content`, behind LiteLLM in `provider_specific_fields` or in a long id, and what Claude
-thought in `thinking_blocks`. It is kept as reasoning of the model that gave it, and no other model
-gets it.
+thought in `thinking_blocks`. Kimi and DeepSeek refuse an answer with calls that comes back without
+the field of its reasoning, even an empty one. It is kept as reasoning of the model that gave it,
+and no other model gets it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +18,11 @@ from stepfleet.worker.models.bodies import reasoning_block, reasoning_of
 EXTRA, SPECIFIC, THOUGHTS = "extra_content", "provider_specific_fields", "thinking_blocks"
 PHASE = "phase"
 """The field of Responses that tells an answer from what its model says on the way to it."""
+REASONING_FIELDS = ("reasoning_content", "reasoning")
 MOST_KEPT = 256 * 1024
 """Bytes of what is kept of one answer."""
-_FIELDS = frozenset({EXTRA, SPECIFIC, THOUGHTS, PHASE})
+_FIELDS = frozenset({EXTRA, SPECIFIC, THOUGHTS, PHASE, *REASONING_FIELDS})
+_BEFORE = "before_text"
 _SIGNATURES = ("thought_signature", "signature")
 _SHORT_ID = 40
 """Characters of ids that every service takes."""
@@ -32,15 +35,24 @@ def model_at(service: str, model: str) -> str:
     return service and f"{service}:{model}"
 
 
-def kept_of(message: Mapping[str, Any], calls: Any, by: str) -> tuple[Block, ...]:
+def kept_of(
+    message: Mapping[str, Any], calls: Any, by: str, *, apart: str = "", before: str = ""
+) -> tuple[Block, ...]:
     """Return the block of what goes back with an answer; nothing where `by` is no model.
 
-    `calls` are those of the answer as they came, in their order, each with its `id`.
+    `calls` are those of the answer as they came, in their order, each with its `id`. `apart` is a
+    field of reasoning that is kept by itself, where the answer has it; `before` is the thought that
+    stood before its text.
     """
     listed = calls[: MOST_CALLS + 1] if isinstance(calls, list) else []
     given = [_object(one) for one in listed]
     found = {str(at): kept for at, call in enumerate(given) if (kept := _of_call(call))}
-    parts = {"message": _of_message(message, given), "calls": found}
+    answer = _of_message(message, given)
+    if given and THOUGHTS not in answer and not message.get(apart):
+        answer |= _reasoning(message)
+    if given and before:
+        answer[_BEFORE] = before
+    parts = {"message": answer, "calls": found}
     data = {name: part for name, part in parts.items() if part}
     if not data or not by:
         return ()
@@ -88,12 +100,18 @@ class SentBack:
         return self._calls.get(call_id, {})
 
 
-def fields_of_answer(message: Message, by: str) -> dict[str, Any]:
-    """Return the fields that go back with an answer itself."""
+def fields_of_answer(message: Message, by: str, *, reasoning: bool) -> dict[str, Any]:
+    """Return the fields that go back with an answer itself, with or without its reasoning."""
     found: dict[str, Any] = {}
     for _, data in reasoning_of(message, by):
         found |= _known(_object(data.get("message")))
-    return found
+    return found if reasoning else {k: v for k, v in found.items() if k not in REASONING_FIELDS}
+
+
+def before_text(message: Message, by: str) -> str:
+    """Return the thought that goes back before an answer's text."""
+    found = (_object(data.get("message")).get(_BEFORE) for _, data in reasoning_of(message, by))
+    return "".join(one for one in found if isinstance(one, str))
 
 
 def sign_foreign(wires: Iterable[dict[str, Any]]) -> None:
@@ -150,3 +168,14 @@ def _of_message(message: Mapping[str, Any], calls: list[dict[str, Any]]) -> dict
     if isinstance(thoughts, list) and all(isinstance(one, dict) for one in thoughts) and thoughts:
         kept[THOUGHTS] = thoughts
     return kept
+
+
+def _reasoning(message: Mapping[str, Any]) -> dict[str, str]:
+    """Return the field of an answer's reasoning under the name that its server has for it."""
+    given = {name: message[name] for name in REASONING_FIELDS if _is_text(message.get(name))}
+    name = next((name for name, text in given.items() if text), next(iter(given), ""))
+    return {name: given[name]} if name else {}
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)

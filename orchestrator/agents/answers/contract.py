@@ -33,6 +33,7 @@ from stepfleet.orchestrator.agents.reasoner import (
 )
 from stepfleet.orchestrator.continuation import CanDecideToContinue
 from stepfleet.orchestrator.continuation.guards import ALLOW, FORBID, REQUEST, evaluation
+from stepfleet.orchestrator.errors import ToolNotFoundError
 from stepfleet.orchestrator.records.calls.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, refused_answer
@@ -59,7 +60,8 @@ class AnswerContract(Reasoner):
 
     `native` takes data from the message itself, which the provider writes as JSON of the schema.
     Else a message without calls is taken where it is such data as a whole, unless `by_tool_alone`.
-    `specials` are the agent's own; alone they require nothing.
+    `specials` are the agent's own; alone they require nothing. `has_tools`: the agent has others;
+    without them every call is meant as an answer, whatever its name.
     """
 
     def __init__(
@@ -70,6 +72,7 @@ class AnswerContract(Reasoner):
         native: bool = False,
         by_tool_alone: bool = False,
         specials: Iterable[SpecialTool] = (),
+        has_tools: bool = True,
     ) -> None:
         native = native and schema is not None
         own = tuple(specials)
@@ -77,6 +80,7 @@ class AnswerContract(Reasoner):
         offered = [] if native or not required else [answers[1 if schema else 0]]
         self._schema = schema
         self._required = required
+        self._has_tools = has_tools
         self._native = native
         self._reads_text = schema if native or not by_tool_alone else None
         self._specials = {one.name: one for one in (*answers, *own)}
@@ -102,7 +106,7 @@ class AnswerContract(Reasoner):
         """Answer the turn's special calls."""
         calls = response.tool_calls or ()
         if not any(call.name in self._specials for call in calls):
-            return None
+            return None if self._has_tools or not self._required else self._unknown(calls, state)
         if len(calls) > 1:
             sinks = [RecordsSink(state.info.updated_at) for _ in calls]
             for call, sink in zip(calls, sinks, strict=True):
@@ -118,6 +122,19 @@ class AnswerContract(Reasoner):
             why = error.message.removeprefix(f"{call.name}: ") + _ended_by(response)
             progress = joined(progress, Progress(refused=refused_answer(why)))
         return HandledCalls(_by_index(calls, [sink]), progress)
+
+    def _unknown(self, calls: Sequence[ToolCall], state: AgentState) -> HandledCalls | None:
+        """Refuse calls of an agent that has no tools but those of its answer."""
+        if not calls:
+            return None
+        names = ", ".join(one.name for one in self._specs)
+        hint = f"on offer: {names}" if names else "answer without a call"
+        sinks = [RecordsSink(state.info.updated_at) for _ in calls]
+        errors = [ToolNotFoundError(f"tool {one.name!r} does not exist; {hint}") for one in calls]
+        for call, error, sink in zip(calls, errors, sinks, strict=True):
+            sink.report_error(call, error.to_info())
+        refused = refused_answer(errors[0].message)
+        return HandledCalls(_by_index(calls, sinks), Progress(refused=refused))
 
     async def read(self, turn: ModelTurn, state: AgentState) -> Progress | None:
         """Take text without calls as the answer where it is one, else say what is wrong."""

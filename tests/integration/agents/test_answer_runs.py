@@ -152,6 +152,26 @@ async def test_a_wrong_final_answer_is_an_observation_and_the_run_goes_on(
     assert all(record.is_error for record in result.steps[0].tool_calls)
 
 
+@pytest.mark.parametrize(
+    ("mode", "hint"),
+    [({}, "on offer: structured_response"), ({"answer_mode": "native"}, "answer without a call")],
+)
+async def test_a_call_of_no_tool_where_there_are_none_is_an_answer_that_is_asked_for_again(
+    redis_url: str, mode: dict[str, Any], hint: str
+) -> None:
+    """ANS-07"""
+    wrong = call(("answer", {"structured": CITY}), ("other", {}))
+    right = say(json.dumps(CITY)) if mode else DATA
+    async with opened_run(redis_url, wrong, right, output_type=City, **mode) as (desk, hands, name):
+        await hands.finish(name)
+        stored = await desk.stored(name)
+    result = stored.result()
+    assert (result.status, result.steps_used) == (RunStatus.COMPLETED, 2)
+    assert f"tool 'answer' does not exist; {hint}" in told(stored.state.messages)[0]
+    assert result.steps[0].refused.startswith("answer refused: tool 'answer'")
+    assert not result.steps[0].errors
+
+
 async def test_calls_of_a_mixed_turn_are_each_answered_and_can_be_made_again(
     redis_url: str,
 ) -> None:

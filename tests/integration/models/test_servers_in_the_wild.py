@@ -22,6 +22,7 @@ from stepfleet.orchestrator import (
     ModelRequest,
     ModelSettings,
     StopReason,
+    ToolSpec,
     UsageStats,
 )
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
@@ -140,15 +141,42 @@ async def test_a_line_break_that_cuts_an_event_is_part_of_its_text() -> None:
     assert response.content == "one\n\ttwo"
 
 
-async def _generate(server: RawModelServer, *, stream: bool = True) -> LLMResponse:
+async def _generate(
+    server: RawModelServer, *, stream: bool = True, tools: tuple[ToolSpec, ...] = ()
+) -> LLMResponse:
     models = Models(environment={})
     settings = ModelSettings(base_url=server.base_url, stream=stream)
     try:
         return await models.generate(
-            ModelRequest(model="openai:m", messages=(Message.user("hi"),), settings=settings)
+            ModelRequest(
+                model="openai:m", messages=(Message.user("hi"),), settings=settings, tools=tools
+            )
         )
     finally:
         await models.aclose()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("functions.look", "look"),
+        ("look<|channel|>commentary", "look"),
+        ("functions.look:0", "look"),
+        ("functions.own", "functions.own"),
+        ("functions.other", "functions.other"),
+        ("<|channel|>", "<|channel|>"),
+        ("look:at", "look:at"),
+    ],
+)
+async def test_a_name_with_marks_of_its_model_is_that_of_the_tool_on_offer(
+    given: str, expected: str
+) -> None:
+    body = completion_body(None, tool_calls=[{"function": {"name": given, "arguments": "{}"}}])
+    offered = tuple(ToolSpec(name=name, description="") for name in ("look", "functions.own"))
+    async with RawModelServer().running() as server:
+        server.answers(reply(200, body))
+        (found,) = (await _generate(server, stream=False, tools=offered)).tool_calls or ()
+    assert found.name == expected
 
 
 ESTIMATE = 4, 1
@@ -166,6 +194,10 @@ ESTIMATE = 4, 1
         ({"total_tokens": 70}, (ESTIMATE[0], 70 - ESTIMATE[0])),
         ({"total_tokens": 3}, (3 - ESTIMATE[1], ESTIMATE[1])),
         ({"total_tokens": "many"}, ESTIMATE),
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, ESTIMATE),
+        ({"prompt_tokens": 70, "completion_tokens": 0, "total_tokens": 70}, (70, ESTIMATE[1])),
+        ({"prompt_tokens": 0, "completion_tokens": 70}, (ESTIMATE[0], 70)),
+        ({"prompt_tokens": 70, "completion_tokens": -1, "total_tokens": 69}, (70, ESTIMATE[1])),
     ],
 )
 async def test_counts_that_are_stated_stay_and_others_are_estimated(
@@ -186,6 +218,17 @@ async def test_counts_that_are_stated_stay_and_others_are_estimated(
     assert (found.usage.prompt_tokens, found.usage.completion_tokens) == expected
     assert found.usage.total_tokens == sum(expected)
     assert "partial_usage" not in found.to_json()
+
+
+def test_reasoning_that_is_shown_is_output_that_is_estimated() -> None:
+    request = ModelRequest(model="vllm:m", messages=(Message.user("hi"),))
+    plain, thought = (
+        counted(LLMResponse(content="fine", reasoning_text=text), request, estimate_tokens).usage
+        for text in ("", "so be it then, it is fine")
+    )
+    assert plain
+    assert thought
+    assert thought.completion_tokens > plain.completion_tokens
 
 
 @pytest.mark.parametrize(

@@ -194,11 +194,6 @@ class StreamedContent:
         """Whether its own finish reason has come: then it is whole, whatever else may follow."""
         return bool(self._candidate)
 
-    @property
-    def finished(self) -> bool:
-        """Whether its own finish reason has come: then it is whole, whatever else may follow."""
-        return bool(self._candidate)
-
     def add(self, data: bytes) -> str:
         """Add one event and return the piece of text in it. Raises `ModelError` if malformed."""
         if data == DONE:  # chat's word for the end

@@ -14,6 +14,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_calls
 from stepfleet.worker.attempt.sanitize import new_call_id
 from stepfleet.worker.models.bodies import (
+    APART,
     broken_off,
     completed_counts,
     count_in,
@@ -25,16 +26,16 @@ from stepfleet.worker.models.bodies import (
 )
 from stepfleet.worker.models.openai.stream import (
     REASONING_DETAILS,
-    REASONING_FIELDS,
     choices_of,
     images_in,
-    object_text,
     older_call,
+    text_in,
     text_message,
     thoughts_in,
     transcript_of,
 )
-from stepfleet.worker.models.sent_back import kept_of, model_at
+from stepfleet.worker.models.openai.thoughts import CUT, has_tags, leading_thought
+from stepfleet.worker.models.sent_back import REASONING_FIELDS, kept_of, model_at
 
 _LONGEST_NAME = 512
 """Characters of a model's name; it is stored with each step, whatever the server put there."""
@@ -49,12 +50,10 @@ _REASONS = {
     "eos_token": FinishReason.STOP,
     "end_turn": FinishReason.STOP,
     "stop_sequence": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "max_tokens": FinishReason.LENGTH,
     "tool_calls": FinishReason.TOOL_CALLS,
     "function_call": FinishReason.TOOL_CALLS,
     "tool_use": FinishReason.TOOL_CALLS,
-    **dict.fromkeys(("model_length", "max_output_tokens"), FinishReason.LENGTH),
+    **dict.fromkeys(CUT, FinishReason.LENGTH),
     **dict.fromkeys(_REFUSALS.split(), FinishReason.CONTENT_FILTER),
     "error": FinishReason.ERROR,
 }
@@ -84,11 +83,15 @@ def parse_completion(
     message = _merged(choices)
     calls = _tool_calls(message)
     refusal = message.get("refusal")
-    text = _text(message.get("content")) or transcript_of(message)
+    text = text_in(message.get("content")) or transcript_of(message)
     reason = finish_reason(given, asks_for_tools=bool(calls))
+    is_open = bool(calls) or reason is FinishReason.LENGTH
+    thought = leading_thought(text, is_open=is_open) if has_tags(service) else None
+    if thought:
+        text = text[thought.end() :]
     if not text and not calls and isinstance(refusal, str) and refusal:
         text, reason = refusal, FinishReason.CONTENT_FILTER
-    model = payload.get("model")
+    model, by = payload.get("model"), model_at(service, default_model)
     return LLMResponse.model_construct(
         content=drop_leaked_arguments(text, calls) if text and calls else text,
         tool_calls=calls or None,
@@ -98,9 +101,17 @@ def parse_completion(
         finish_reason=reason,
         reasoning=(
             *(_sent_back(message, reasoning) if reasoning else ()),
-            *kept_of(message, message.get("tool_calls"), model_at(service, default_model)),
+            *kept_of(
+                message,
+                message.get("tool_calls"),
+                by,
+                apart=reasoning,
+                before=thought[0] if thought else "",
+            ),
         ),
-        reasoning_text=shown_reasoning(_reasoning(message)),
+        reasoning_text=shown_reasoning(
+            [*_reasoning(message), *(thought.groups() if thought else ())]
+        ),
         raw=payload,
         unread=_unread(message),
     )
@@ -117,9 +128,9 @@ def finish_reason(reason: Any, *, asks_for_tools: bool) -> FinishReason:
 _PROMPT, _COMPLETION = "prompt_tokens_details", "completion_tokens_details"
 _CACHED = (
     *((_PROMPT, "cached_tokens"), ("prompt_cache_hit_tokens",), ("cache_read_input_tokens",)),
-    *(("cached_tokens",), ("num_cached_tokens",)),
+    *(("cached_tokens",), ("num_cached_tokens",), ("input_tokens_details", "cached_tokens")),
 )
-"""OpenAI; DeepSeek; LiteLLM; Moonshot; Mistral."""
+"""OpenAI; DeepSeek; LiteLLM; Moonshot; Mistral; servers with the words of Responses."""
 _WRITTEN = (
     *((_PROMPT, "cache_creation_tokens"), (_PROMPT, "cache_write_tokens")),
     ("cache_creation_input_tokens",),
@@ -127,18 +138,28 @@ _WRITTEN = (
 """LiteLLM; OpenRouter; LiteLLM's older versions."""
 
 
+_PROMPTS = ("prompt_tokens", "input_tokens")
+_COMPLETIONS = ("completion_tokens", "output_tokens")
+"""Those of this protocol, and of others in its place."""
+
+
+def _either(usage: dict[str, Any], names: tuple[str, ...]) -> Any:
+    return next((usage[name] for name in names if usage.get(name) is not None), None)
+
+
 def usage_of(usage: Any) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    names = ("prompt_tokens", "completion_tokens", "total_tokens")
-    if (counts := completed_counts(*map(usage.get, names))) is None:
+    prompt, completion = (_either(usage, names) for names in (_PROMPTS, _COMPLETIONS))
+    if (counts := completed_counts(prompt, completion, usage.get("total_tokens"))) is None:
         return None
     counted = usage_within(
         *counts,
         cached=count_in(usage, *_CACHED),
         written=count_in(usage, *_WRITTEN),
         thought=count_in(usage, (_COMPLETION, "reasoning_tokens")),
+        may_be_apart=any(count_in(usage, (name,)) for name in APART),
     )
     audio = count_in(usage, (_PROMPT, "audio_tokens")) + count_in(
         usage, (_COMPLETION, "audio_tokens")
@@ -161,7 +182,7 @@ def _reasoning(message: dict[str, Any]) -> list[str]:
 
 def _sent_back(message: dict[str, Any], field: str) -> tuple[Block, ...]:
     value = message.get(field)
-    return (reasoning_block(field, 0, {field: value}),) if value else ()
+    return (reasoning_block(field, 0, {field: value}),) if value or value == "" else ()
 
 
 def _is_name(model: Any) -> TypeGuard[str]:
@@ -201,17 +222,3 @@ def _tool_calls(message: dict[str, Any]) -> tuple[ToolCall, ...]:
     if not isinstance(raw, list):
         raise malformed("tool_calls is not a list")
     return parse_tool_calls(raw, new_id=new_call_id)
-
-
-def _text(content: Any) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    if isinstance(content, dict):
-        return object_text(content)
-    if isinstance(content, list):
-        parts = [part["text"] for part in content if isinstance(part, dict) and "text" in part]
-        if all(isinstance(part, str) for part in parts):
-            return "".join(parts)
-    raise malformed("the message's content is not text")

@@ -43,7 +43,8 @@ def chat_of(form: Format, name: str, reasoning: str) -> Format:
         return encode(request_body(request, official=endpoint.official, to=to))
 
     response = partial(parse_completion, reasoning=reasoning, service=name)
-    return replace(form, body=body, response=response)
+    stream = partial(StreamedCompletion, service=name)
+    return replace(form, body=body, stream=stream, response=response)
 
 
 AZURE_CHAT_COMPLETIONS = replace(CHAT_COMPLETIONS, route=ROUTES[Api.AZURE])

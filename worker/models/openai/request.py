@@ -21,7 +21,13 @@ from stepfleet.orchestrator.records.conversation.messages import (
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
 from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
 from stepfleet.worker.models.bodies import NO_NAME, is_strict, json_text, reasoning_of, safe_name
-from stepfleet.worker.models.sent_back import SentBack, fields_of_answer, model_at, sign_foreign
+from stepfleet.worker.models.sent_back import (
+    SentBack,
+    before_text,
+    fields_of_answer,
+    model_at,
+    sign_foreign,
+)
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
@@ -53,7 +59,7 @@ def request_body(
     messages = wire_messages(request.messages, official=official)
     if to.reasoning:
         _add_reasoning(messages, request.messages, to.reasoning)
-    _adapt(messages, request, to)
+    _adapt(messages, request, to, official=official)
     body: dict[str, Any] = {"model": request.model, "messages": messages}
     if request.tools:
         body["tools"] = [_tool(spec, official=official) for spec in request.tools]
@@ -88,10 +94,14 @@ def wire_messages(messages: Iterable[Message], *, official: bool) -> list[dict[s
     return wires
 
 
-def _adapt(wires: list[dict[str, Any]], request: ModelRequest, to: Dialect) -> None:
+def _adapt(
+    wires: list[dict[str, Any]], request: ModelRequest, to: Dialect, *, official: bool
+) -> None:
     """Change the messages to what the service takes, and add what it gave with its answers."""
     if to.service and any(isinstance(message.content, list) for message in request.messages):
-        _give_back(wires, request.messages, model_at(to.service, request.model))
+        reasoning = to.at.takes_reasoning and not official
+        by = model_at(to.service, request.model)
+        _give_back(wires, request.messages, by, reasoning=reasoning)
     if to.is_gemini:
         sign_foreign(wires)
     if not to.at.names_authors:
@@ -99,7 +109,9 @@ def _adapt(wires: list[dict[str, Any]], request: ModelRequest, to: Dialect) -> N
             wire.pop("name", None)
 
 
-def _give_back(wires: list[dict[str, Any]], messages: Sequence[Message], by: str) -> None:
+def _give_back(
+    wires: list[dict[str, Any]], messages: Sequence[Message], by: str, *, reasoning: bool
+) -> None:
     """Add to each answer what its model is to get back; an answer is always one message here."""
     back = SentBack(messages, by)
     answers = (message for message in messages if message.is_assistant())
@@ -108,7 +120,10 @@ def _give_back(wires: list[dict[str, Any]], messages: Sequence[Message], by: str
             wire["tool_call_id"] = back.id_of(wire["tool_call_id"])
         if wire["role"] != Role.ASSISTANT:
             continue
-        wire.update(fields_of_answer(next(answers), by))
+        answer = next(answers)
+        wire.update(fields_of_answer(answer, by, reasoning=reasoning))
+        if (before := before_text(answer, by)) and not isinstance(wire["content"], list):
+            wire["content"] = before + (wire["content"] or "")
         for call in wire.get("tool_calls", ()):
             call.update(back.fields_of(call["id"]))
             call["id"] = back.id_of(call["id"])

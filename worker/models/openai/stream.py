@@ -18,9 +18,9 @@ from stepfleet.worker.models.bodies import (
     parse_event,
     word,
 )
-from stepfleet.worker.models.sent_back import THOUGHTS, add_extra
+from stepfleet.worker.models.openai.thoughts import CUT, LeadingThought, has_tags, leading_thought
+from stepfleet.worker.models.sent_back import REASONING_FIELDS, THOUGHTS, add_extra
 
-REASONING_FIELDS = ("reasoning_content", "reasoning")
 REASONING_DETAILS = "reasoning_details"
 MOST_CHOICES = 16
 """So many choices of one completion are read."""
@@ -183,7 +183,8 @@ class StreamedDetails:
 class _StreamedChoice:
     """One choice so far."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, has_tags: bool) -> None:
+        self._leading = LeadingThought() if has_tags else None
         self.size = 0
         """Characters of its text and reasoning."""
         self.finish_reason: Any = None
@@ -222,15 +223,27 @@ class _StreamedChoice:
         if not isinstance(content, str):
             for thought in thoughts_in(content):
                 self._think(REASONING_FIELDS[0], thought)
-            content = _text(content)
+            content = text_in(content)
         if content:
             self.size += len(content)
             self._content.append(content)
-        return content
+        return self._told(content)
+
+    def _told(self, content: str) -> str:
+        """Return what is told of a piece: nothing of a thought that the text begins with."""
+        if self._leading is None:
+            return content
+        told = self._leading.add(content)
+        if self.finish_reason and self._leading.is_open:
+            is_open = bool(self.calls) or word(self.finish_reason).lower() in CUT
+            is_thought = leading_thought(text := "".join(self._content), is_open=is_open)
+            self._leading = None
+            return "" if is_thought else text
+        return told
 
     def _add_reasoning(self, delta: dict[str, Any]) -> None:
         for name in REASONING_FIELDS:
-            if isinstance(thought := delta.get(name), str) and thought:
+            if isinstance(thought := delta.get(name), str):  # its server may want back an empty one
                 self._think(name, thought)
         for one in _as_list(delta.get(REASONING_DETAILS)):
             self._details.add(one)
@@ -283,10 +296,11 @@ class _StreamedChoice:
 class StreamedCompletion:
     """The completion so far. `error` is the payload of a failure that came as an event.
 
-    `usage` is what the stream says of its tokens.
+    `usage` is what the stream says of its tokens. `service` is the name of the one it comes from.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, service: str = "") -> None:
+        self._has_tags = has_tags(service)
         self.error: dict[str, Any] | None = None
         self.usage: Any = None
         self._tier: Any = None
@@ -352,7 +366,7 @@ class StreamedCompletion:
         """Return a new choice, None where there are too many."""
         if len(self._choices) >= MOST_CHOICES:
             return None
-        known = self._choices[index] = _StreamedChoice()
+        known = self._choices[index] = _StreamedChoice(has_tags=self._has_tags)
         self._first = self._first or known
         return known
 
@@ -398,7 +412,7 @@ def thoughts_in(content: Any) -> list[str]:
     if not isinstance(content, list):
         return []
     parts = [one for one in content if isinstance(one, dict) and one.get("type") == "thinking"]
-    return [_text(one.get("thinking")) for one in parts]
+    return [_text_or_none(one.get("thinking")) or "" for one in parts]
 
 
 def images_in(message: dict[str, Any]) -> list[Any]:
@@ -443,13 +457,24 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _text(content: Any) -> str:
-    """Return the text of a delta; some servers send parts of it in a list, as in whole answers."""
+def text_in(content: Any) -> str:
+    """Return the text of a content or of a piece of it. Raises `ModelError` where it is none."""
+    text = _text_or_none(content)
+    if text is None:
+        raise malformed("the message's content is not text")
+    return text
+
+
+def _text_or_none(content: Any) -> str | None:
+    """Return the text of a content; some servers send parts of it in a list, or plain texts."""
+    if content is None:
+        return ""
     if isinstance(content, str):
         return content
     if isinstance(content, dict):
         return object_text(content)
     if not isinstance(content, list):
-        return ""
-    parts = [part.get("text") for part in content if isinstance(part, dict)]
-    return "".join(part for part in parts if isinstance(part, str))
+        return None
+    parts = [one.get("text") if isinstance(one, dict) else one for one in content]
+    given = [one for one in parts if one is not None]
+    return "".join(given) if all(isinstance(one, str) for one in given) else None

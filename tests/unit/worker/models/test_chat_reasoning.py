@@ -6,6 +6,7 @@ import orjson
 import pytest
 
 from stepfleet.orchestrator import LLMResponse, Message, ModelRequest, ToolCall
+from stepfleet.orchestrator.errors import ModelError
 from stepfleet.worker.models.openai.answer import parse_completion
 from stepfleet.worker.models.openai.request import Dialect, request_body
 from stepfleet.worker.models.openai.stream import StreamedCompletion
@@ -53,11 +54,15 @@ def test_what_is_no_text_is_none(value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("reasoning_content", "Let me see."), ("reasoning_details", DETAILS)]
-)
+    ("field", "value"),
+    [
+        ("reasoning_content", "Let me see."), ("reasoning_details", DETAILS),
+        ("reasoning_content", ""),
+    ],
+)  # fmt: skip
 def test_it_goes_back_with_its_answer_to_its_own_service_alone(field: str, value: Any) -> None:
     answer = parse_completion(whole(**{field: value}), "m", reasoning=field)
-    assert answer.reasoning_text == "Let me see."
+    assert answer.reasoning_text == ("Let me see." if value else "")
     stored = LLMResponse.from_json(answer.to_json())
     call = ToolCall(id="c1", name="look")
     before = Message.assistant("Of another model.", (call,))
@@ -85,3 +90,77 @@ def test_pieces_of_details_are_joined() -> None:
     message = payload["choices"][0]["message"]
     found = [dict(sorted(one.items())) for one in message["reasoning_details"]]
     assert found == [dict(sorted(one.items())) for one in DETAILS]
+
+
+THOUGHTS_IN_TEXT = [
+    ("<think>hm</think>\n\nSo.", "stop", "So.", "hm"),
+    ('\n<think>hm {}</think>{"a": 1}', "stop", '{"a": 1}', "hm {}"),
+    ("<think></think>So. </think>", "stop", "So. </think>", ""),
+    ("<think>hm</think>\n\n", "stop", "", "hm"),
+    ("<think>without end", "length", "", "without end"),
+    ("<think>without end", "stop", "<think>without end", ""),
+    ("<thinking>hm</thinking>", "stop", "<thinking>hm</thinking>", ""),
+    ("So. <think>hm</think>", "stop", "So. <think>hm</think>", ""),
+    ("<thi", "length", "<thi", ""),
+    ("  \n", "stop", "  \n", ""),
+]
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize(("given", "reason", "text", "thought"), THOUGHTS_IN_TEXT)
+def test_a_thought_before_the_text_is_reasoning(
+    given: str, reason: str, text: str, thought: str, size: int
+) -> None:
+    """Whole and streamed; what is told of a stream is the text alone."""
+    answer, as_it_came = StreamedCompletion("vllm"), StreamedCompletion("openai")
+    pieces = [given[at : at + size] for at in range(0, len(given), size)]
+    choices = [
+        *({"delta": {"content": one}} for one in pieces),
+        {"delta": {}, "finish_reason": reason},
+    ]
+    told = "".join(answer.add(orjson.dumps({"choices": [one]})) for one in choices)
+    raw = "".join(as_it_came.add(orjson.dumps({"choices": [one]})) for one in choices)
+    message = {"content": given}
+    whole_one = {"choices": [{"message": message, "finish_reason": reason}]}
+    for payload in (whole_one, answer.payload()):
+        found = parse_completion(payload, "m", service="vllm")
+        assert (found.content, found.reasoning_text) == (text, thought)
+    assert (told, raw) == (text, given)
+    assert parse_completion(whole_one, "m", service="openai").content == given
+
+
+@pytest.mark.parametrize("given", ["<think>hm</think>\n\nSo.", "<think>hm"])
+def test_a_thought_before_calls_goes_back_before_the_text(given: str) -> None:
+    answer = parse_completion(whole(content=given), "m", service="vllm")
+    assert answer.content == ("So." if "So." in given else "")
+    stored = LLMResponse.from_json(answer.to_json())
+    talk = (Message.user("hi"), Message.assistant(stored.as_content, stored.tool_calls or ()))
+    for model, expected in (("m", given), ("other", answer.content or None)):
+        request = ModelRequest(model=model, messages=talk)
+        sent = request_body(request, official=False, to=Dialect(service="vllm"))["messages"]
+        assert sent[1]["content"] == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "text"),
+    [
+        (["GOOD ", "STRS"], "GOOD STRS"),
+        (["GOOD ", {"type": "text", "text": "PART"}, {"text": None}], "GOOD PART"),
+        (42, None), ([42], None), ([{"text": 7}], None),
+    ],
+)  # fmt: skip
+def test_a_content_is_read_alike_whole_and_streamed(content: Any, text: str | None) -> None:
+    def read(*, is_streamed: bool) -> str:
+        said: dict[str, Any] = {"content": content}
+        if not is_streamed:
+            return parse_completion(whole(**said, tool_calls=None), "m").content
+        answer = StreamedCompletion()
+        answer.add(orjson.dumps({"choices": [{"delta": said, "finish_reason": "stop"}]}))
+        return parse_completion(answer.payload(), "m").content
+
+    for is_streamed in (False, True):
+        if text is not None:
+            assert read(is_streamed=is_streamed) == text
+            continue
+        with pytest.raises(ModelError, match="content is not text"):
+            read(is_streamed=is_streamed)

@@ -40,6 +40,36 @@ def test_cache_writes_of_anthropic_behind_litellm_have_their_price(left_out: str
     assert CLAUDE.cost(found) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            {"prompt_tokens": 200, "completion_tokens": 100, "total_tokens": 300,
+             "cache_read_input_tokens": 600, "cache_creation_input_tokens": 200,
+             "prompt_tokens_details": {"cached_tokens": 600}},
+            (1000, 100, 600, 200, 0),
+        ),
+        (
+            {"prompt_tokens": 1000, "completion_tokens": 100, "total_tokens": 1100,
+             "prompt_tokens_details": {"cached_tokens": 5000}},
+            (1000, 100, 1000, 0, 0),
+        ),
+        (
+            {"input_tokens": 1000, "output_tokens": 100,
+             "input_tokens_details": {"cached_tokens": 600}},
+            (1000, 100, 600, 0, 0),
+        ),
+    ],
+)  # fmt: skip
+def test_the_total_and_the_cache_fit_the_prompt(
+    given: dict[str, Any], expected: tuple[int, ...]
+) -> None:
+    found = usage_of(given)
+    assert counts(found) == expected
+    assert found is not None
+    assert found.total_tokens == found.prompt_tokens + found.completion_tokens
+
+
 def test_cache_writes_of_openrouter_have_their_price() -> None:
     details = {"cached_tokens": 0, "cache_write_tokens": 90}
     found = usage_of(

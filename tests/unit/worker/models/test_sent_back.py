@@ -32,6 +32,7 @@ THOUGHTS = [
     {"type": "redacted_thinking", "data": "BBB"},
     {"type": "thinking", "thinking": "So.", "signature": "Z24="},
 ]
+DETAILS = {"reasoning_details": [{"type": "reasoning.text", "text": "Hm.", "index": 0}]}
 GOOGLE = "https://generativelanguage.googleapis.com/v1beta/openai"
 
 
@@ -58,7 +59,8 @@ def sent_after(
 ) -> list[dict[str, Any]]:
     """Return what `model` is sent after an answer of the model `first`, stored in between."""
     service, _, name = first.partition(":")
-    answer = parse_completion(payload, name, service=service)
+    wanted = SERVICES[service].reasoning
+    answer = parse_completion(payload, name, reasoning=wanted, service=service)
     stored = LLMResponse.from_json(answer.to_json())
     calls = stored.tool_calls or ()
     results = [Message.tool(one, "seen") for one in calls]
@@ -67,7 +69,7 @@ def sent_after(
     settings = {"base_url": url or "http://127.0.0.1:9/v1"}
     request = ModelRequest.model_validate({"model": name, "messages": talk, "settings": settings})
     endpoint = endpoint_of(request.settings, {}, SERVICES[service])
-    body = chat_of(CHAT_COMPLETIONS, service, "").body(request, endpoint)
+    body = chat_of(CHAT_COMPLETIONS, service, SERVICES[service].reasoning).body(request, endpoint)
     sent: list[dict[str, Any]] = orjson.loads(body)["messages"]
     return sent[1:]
 
@@ -127,6 +129,42 @@ def test_no_other_model_gets_it(first: str, second: str) -> None:
     (sent,) = answer["tool_calls"]
     assert sent.keys() == {"id", "type", "function"}
     assert result["tool_call_id"] == sent["id"] != "x" * 600
+
+
+@pytest.mark.parametrize(
+    ("model", "url", "given", "expected"),
+    [
+        ("compatible:m", "", {"reasoning_content": "Hm."}, {"reasoning_content": "Hm."}),
+        ("compatible:m", "", {"reasoning_content": ""}, {"reasoning_content": ""}),
+        ("deepseek:m", "", {"reasoning_content": ""}, {"reasoning_content": ""}),
+        ("vllm:m", "", {"reasoning": "Hm."}, {"reasoning": "Hm."}),
+        ("vllm:m", "", {"reasoning_content": "", "reasoning": "Hm."}, {"reasoning": "Hm."}),
+        ("openai:m", "", {"reasoning_content": "Hm."}, {"reasoning_content": "Hm."}),
+        ("openrouter:m", "", {"reasoning": "Hm."}, {"reasoning": "Hm."}),
+        ("openrouter:m", "", {"reasoning": "Hm.", **DETAILS}, DETAILS),
+        ("litellm:m", "", {"reasoning_content": "H", "thinking_blocks": THOUGHTS},
+         {"thinking_blocks": THOUGHTS}),
+        ("compatible:m", "", {"reasoning_content": 7, "reasoning": None}, {}),
+        ("groq:m", "", {"reasoning": "Hm."}, {}),
+        ("compatible:m", "https://api.groq.com/openai/v1", {"reasoning": "Hm."}, {}),
+        ("mistral:m", "", {"reasoning_content": "Hm."}, {}),
+        ("azure:m", "", {"reasoning_content": "Hm."}, {}),
+        ("compatible:m", "https://a.openai.azure.com/v1", {"reasoning_content": "Hm."}, {}),
+    ],
+)  # fmt: skip
+def test_the_reasoning_before_calls_goes_back_as_it_came(
+    model: str, url: str, given: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    """Kimi and DeepSeek refuse calls without it, others ignore it, and a few refuse the field."""
+    pieces = streamed(given, {"content": "So.", "tool_calls": [{"index": 0, **call()}]})
+    for payload in (whole(call(), **given), pieces):
+        answer, _ = sent_after(payload, model, model, url)
+        assert answer == {"role": "assistant", "content": "So.", "tool_calls": [call()], **expected}
+
+
+def test_the_reasoning_of_an_answer_without_calls_stays_here() -> None:
+    (answer,) = sent_after(whole(reasoning_content="Hm."), "compatible:m", "compatible:m")
+    assert answer == {"role": "assistant", "content": "So."}
 
 
 def test_it_is_the_same_whether_the_answer_came_whole_or_in_pieces() -> None:
