@@ -106,7 +106,8 @@ def _items(message: Message, by: str) -> Iterator[dict[str, Any]]:
 def _answer(message: Message, by: str) -> Iterator[dict[str, Any]]:
     items: list[dict[str, Any]] = []
     if message.text:
-        items.append(said_in(fields_of_answer(message, by).get(PHASE, ""), message.text))
+        phase = fields_of_answer(message, by, reasoning=False).get(PHASE, "")
+        items.append(said_in(phase, message.text))
     blocks = message.content if isinstance(message.content, list) else []
     used = [block["toolUse"] for block in blocks if "toolUse" in block]
     items += [_call(one["toolUseId"], one["name"], one.get("input", {})) for one in used]
