@@ -5,6 +5,7 @@ import io
 import json
 import os
 import sys
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -57,8 +58,8 @@ def test_so_do_texts_and_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_costs_as_csv_direct_nothing_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     costs = Costs(
-        since="2026-11-01",
-        until="2026-11-02",
+        since=date(2026, 11, 1),
+        until=date(2026, 11, 2),
         by=("agent",),
         rows=(CostRow(group={"agent": f"ß\x1b[2J{CONTROLS}"}),),
         total=CostRow(),
