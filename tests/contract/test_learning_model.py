@@ -11,7 +11,9 @@ from typing import Any
 import orjson
 import pytest
 from hypothesis import strategies as st
+from redis import Redis
 from support.runs.admissions import Admissions, search, seeded
+from support.runs.simulated_providers import Fleet, Sporadic
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.store import keys
@@ -451,3 +453,32 @@ def test_the_learning_model_finds_seeded_bugs(bug: str, redis_server: RedisServe
     change = seeded(*BUGS[bug])
     with pytest.raises(Exception):  # noqa: B017 - any failure finds it
         search(redis_server, play, MANY, 2000, change)
+
+
+USELESS_CUTS = {
+    "a cut that is of no use stays": ("if learn.is_vain(l, share) then", "if false then"),
+    "a share that is known is not tolerated": (
+        "l.t = math.min(1.5 * math.max(share, high.share), learn.MOST_TOLERATED)",
+        "l.t = learn.TOLERATED",
+    ),
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("bug", USELESS_CUTS)
+def test_a_provider_that_refuses_at_any_rate_finds_seeded_bugs(
+    bug: str, redis_server: RedisServer
+) -> None:
+    """Random operations seldom make two cuts of one rate; a fleet over virtual time does."""
+    change = seeded(*USELESS_CUTS[bug])
+    with Redis.from_url(redis_server.url, decode_responses=True) as client:
+        accepted = []
+        for is_changed in (False, True):
+            client.flushdb()
+            fleet = Fleet(client, Sporadic(0.3), calls_per_second=50)
+            if is_changed:
+                fleet.gate.script = client.register_script(change(str(fleet.gate.script.script)))
+            fleet.play(60)
+            accepted.append(fleet.play(120)[0])
+    right, wrong = accepted
+    assert wrong < 0.8 * right

@@ -29,6 +29,7 @@ from stepfleet.orchestrator import (
     Middleware,
     ModelErrorCode,
     ModelRequest,
+    RunStatus,
     tool,
 )
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError, RateLimitError, StoreError
@@ -46,6 +47,7 @@ from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.step import run_step
 
 FIRST, SECOND, TENANT = "groq:m", "vllm:m", "tenant:acme"
+SERVICES = ("groq", "vllm")
 
 
 @tool
@@ -91,6 +93,7 @@ class Scene:
     plans: dict[str, list[str]] = field(default_factory=dict)
     doubt: str = ""
     lossy: bool = False
+    asked: int = 0
     maybe_paid: int = 0
     without_call: int = 0
     """Workers that were lost before a call, or behind one that was refused: it looks open."""
@@ -121,6 +124,7 @@ class Scene:
     async def called(self, name: str) -> LLMResponse:
         plan = self.plans.get(name) or ["looks"]
         what = plan.pop(0)
+        self.asked += 1
         self.is_paid = what not in ("500", "429")
         if what == "500":
             raise ModelError("in trouble", retryable=True, code=ModelErrorCode.SERVER_ERROR)
@@ -147,7 +151,7 @@ class Scene:
         stored = await self.desk.stored(self.run_id)
         if stored.state.status.is_terminal:
             return
-        providers = {name: partial(Provider, self, name) for name in "ab"}
+        providers = {name: partial(Provider, self, name) for name in SERVICES}
         hands = Hands(self.desk, self.desk.agent, crash_at, models=Models(providers=providers))
         steps = await self.admitting()
         ports = replace(hands.ports(), store=steps, admit=steps.admit)
@@ -187,10 +191,11 @@ class Scene:
     async def finish(self) -> None:
         """Bring the run to its end; hints that are late find what workers have left."""
         for _ in range(30):
-            self.plans, self.doubt, self.lossy = {"a": ["answers"]}, "", False
+            self.plans, self.doubt, self.lossy = {"groq": ["answers"]}, "", False
             await self.step()
         last = await self.desk.stored(self.run_id)
         assert last.state.status.is_terminal
+        assert self.asked or last.state.status == RunStatus.CANCELLED, "nobody calls a model"
         steps = await self.admitting()
         for number in range(last.step + 1):
             await steps.claim(StepHint(self.run_id, number), self.desk.token())
@@ -220,7 +225,7 @@ class Scene:
         assert budget.reserved == 0
         if self.is_exact:
             assert budget.spent == made, "budgets spend what the ledger has"
-            for model, name in (("a", FIRST), ("b", SECOND)):
+            for model, name in zip(SERVICES, (FIRST, SECOND), strict=True):
                 assert uses[name].budgets[0].spent >= answered[model], "each under its own limits"
 
 
@@ -264,7 +269,7 @@ async def play(url: str, operations: list[Any]) -> None:
             scene.lossy = False
             match operation:
                 case ("step", first, second, point, lossy):
-                    scene.plans, scene.lossy = {"a": [first], "b": [second]}, lossy
+                    scene.plans, scene.lossy = {"groq": [first], "vllm": [second]}, lossy
                     await scene.step(point)
                 case ("doubt", how):
                     scene.plans, scene.doubt = {}, how

@@ -18,6 +18,8 @@ from support.runs.simulated_providers import (
 
 Start = Callable[..., Fleet]
 WARM, LONG = 30.0, 60.0
+LEFT = {0.2: 0.5, 0.3: 0.3}
+"""Least of the calls that pass, by the share that is refused."""
 
 
 @pytest.fixture
@@ -165,6 +167,45 @@ def test_refusals_of_one_call_in_ten_do_not_stop_a_fleet(start: Start) -> None:
     fleet = start(Sporadic(0.1), calls_per_second=50)
     fleet.play(30)
     assert fleet.play(LONG)[0] >= 0.7 * 50
+
+
+@pytest.mark.parametrize("calls", [20, 50])
+@pytest.mark.parametrize("share", [0.2, 0.3])
+def test_a_fleet_is_not_slowed_where_many_are_refused_at_any_rate(
+    start: Start, share: float, calls: int
+) -> None:
+    """ERR-22: cuts are of no use, and undone. Without a limit 0.7 and 0.45 of the calls pass."""
+    fleet = start(Sporadic(share, random.Random(3)), calls_per_second=calls)
+    fleet.play(LONG)
+    assert fleet.play(LONG)[0] >= LEFT[share] * calls
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", [1, 2, 7])
+@pytest.mark.parametrize("calls", [20, 50, 200])
+@pytest.mark.parametrize("share", [0.2, 0.3])
+def test_a_fleet_stays_fast_where_many_are_refused_at_any_rate(
+    start: Start, share: float, calls: int, seed: int
+) -> None:
+    """ERR-22: ten minutes, behind two in which it is learned."""
+    fleet = start(Sporadic(share, random.Random(seed)), calls_per_second=calls)
+    fleet.play(2 * LONG)
+    assert fleet.play(10 * LONG)[0] >= LEFT[share] * calls
+
+
+@pytest.mark.parametrize(
+    ("calls", "minutes"),
+    [(20, 5), *(pytest.param(calls, 10, marks=pytest.mark.long) for calls in (5, 20, 50))],
+)
+def test_a_limit_of_one_call_in_three_seconds_is_used(
+    start: Start, calls: int, minutes: int
+) -> None:
+    """LLM-15: the provider lets no two calls pass at once; a call that is early is refused."""
+    fleet = start(Bucket(steady(1 / 3)), calls_per_second=calls)
+    fleet.play(2 * LONG)
+    accepted, refused = fleet.play(minutes * LONG)
+    assert accepted >= 0.75 / 3
+    assert refused <= 0.25
 
 
 def test_a_fleet_that_learns_nothing_waits_with_refused_calls_alone(start: Start) -> None:

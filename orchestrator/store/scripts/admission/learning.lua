@@ -5,26 +5,26 @@
 --   the rate is cut by that share where more are refused than are tolerated, and the sum of what is too much is no chance.
 -- A cut leaves what was accepted. The rate then grows while it holds somebody up: slowly where it was cut, ever faster
 -- while no more are refused than right behind the cut. So an enforced limit is found again and again from just below it,
--- while refusals that come at any rate cost the calls which are refused. Where a much lower rate is refused as often, the
--- rate is not why: it is as before, and that share is tolerated for a while. Limits that a provider states come first, and
--- nothing ever exceeds those that are configured.
+-- while refusals that come at any rate cost the calls which are refused. Where a second cut is refused half as often as the
+-- first one left it, or more, the rate is not why: it is as before, and that share is tolerated for a while. Limits that a
+-- provider states come first, and nothing ever exceeds those that are configured.
 --
 -- The state of a name has this as `l`: `said` (limits per minute that the provider states, by kind), `r` (requests per
 -- minute that refusals have left; nil where nothing was cut), `top` (what was accepted at the last cut, where that could
 -- be measured), `n` calls and `x` refusals of the window since `from`, `pn` and `px` of the one before (since `began`),
 -- `peak` the highest rate that was accepted (it fades), `e` refusals beyond those tolerated (`room`: how many fewer there were; `before` the last pause), `fresh` (no window has ended since a pause),
--- `held` (somebody was held up in the window), `last` (the last cut), `ends` (windows since), `k` (how often it grew since
--- without trouble), `bn` and `bx` (calls and refusals right behind cuts), `t` (the share that is tolerated), `high` (where
--- it was first refused as often as now), `paused` (when), `need` (when it last held somebody up or refused), `of` (the
+-- `held` (somebody was held up in the window), `last` (the last cut; `grown`: at a rate that was about right), `ends` (windows since), `k` (how often it grew since
+-- without trouble), `bn` and `bx` (calls and refusals right behind cuts), `t` (the share that is tolerated), `high` (rate
+-- and share behind a cut, for the next one), `paused` (when), `need` (when it last held somebody up or refused), `of` (the
 -- digest of the settings under which it was learned), `wave` and `up` (for workers of the release before).
 local new_version
 local MARK = '{"learned":1}'
 local FORGET, UNAWARE = 3600000, 5000 -- ms; in the second workers that do not know of a new limit may still call
 local learn = { -- bounds, and the functions of this part
-  WINDOW = 2000, SHORT = 1000, LONG = 4000, CALLS = 20, -- ms and calls of a window
-  TOLERATED = 0.07, MOST_TOLERATED = 0.6, MARGIN = 0.03, SPREAD = 1.3, SURE = 4, SURE_SHARE = 0.02,
-  ALIKE = 0.7, LOWER = 0.7, FEW = 3, ENOUGH = 10, MANY = 30, LEAST_OF = 0.3, KEPT = 0.97, LEAST = 1, SLOW = 60,
-  FAST = 1.25, PAUSE = 250, LONGEST = 30000, LONGEST_WITH_WISH = 8000, LONGEST_WISH = 3600000,
+  WINDOW = 2000, SHORT = 1000, LONG = 20000, IDLE = 8000, CALLS = 20, -- ms and calls of a window
+  TOLERATED = 0.07, MOST_TOLERATED = 0.45, MARGIN = 0.03, SPREAD = 1.3, SURE = 4, SURE_SHARE = 0.02,
+  ALIKE = 0.5, FEW = 3, ENOUGH = 10, MANY = 30, LEAST_OF = 0.3, NEAR = 0.85, KEPT = 0.97, LEAST = 1, SLOW = 60,
+  FAST = 0.25, PAUSE = 250, LONGEST = 30000, LONGEST_WITH_WISH = 8000, LONGEST_WISH = 3600000,
 }
 
 -- Behind a loss of Redis's last writes no version may come twice: it is a time.
@@ -97,13 +97,27 @@ function learn.headers(op)
 end
 
 -- What a cut leaves: the rate at which calls were refused, less the share of those. Where hardly anything passed, and
--- where the time was short, that says little of what is allowed: `top` is not known then.
+-- where the time was short, that says little of what is allowed: `top` is not known then. A rate that had grown, or whose top was
+-- known, is about right: few refusals take little of it.
 function learn.apply(l)
   local cut = l.last
   local passed = cut.n - cut.x
-  local r = cut.had * math.max(passed / cut.n, passed < learn.ENOUGH and learn.LEAST_OF or 0)
-  local is_measured = passed >= learn.MANY or (passed >= learn.ENOUGH and cut.ms >= learn.WINDOW)
+  local r = cut.had * math.max(passed / cut.n, passed < learn.ENOUGH and (cut.grown and learn.NEAR or learn.LEAST_OF) or 0)
+  local is_measured = cut.grown or passed >= learn.MANY or (passed >= learn.ENOUGH and cut.ms >= learn.WINDOW)
   l.top, l.r = is_measured and r or nil, math.max(r * learn.KEPT, learn.LEAST)
+end
+
+-- Whether cuts are of no use: as many are refused where less is sent than was accepted before. An enforced limit refuses next
+-- to nothing there. Only what is seen behind a cut, at one rate, is compared (`high` has the first of it): at a first
+-- cut the rate may still have grown. Half and more is a pause, and no chance. A share that was tolerated needs no first cut.
+function learn.is_vain(l, share)
+  local high = l.high
+  if high and l.k < 2 and share >= learn.ALIKE * high.share and share < 0.5 then
+    return l.r <= high.r * (1 - high.share)
+  end
+  local is_known = l.t > learn.TOLERATED or (l.last and l.k < 2 and share < 0.5)
+  l.high = l.r and is_known and { r = l.r, share = l.t > learn.TOLERATED and math.min(share, l.t) or share } or nil
+  l.t = learn.TOLERATED
 end
 
 function learn.cut(name)
@@ -111,12 +125,12 @@ function learn.cut(name)
   local n, x, ms, high = l.n + l.pn, l.x + l.px, now - l.began, l.high
   local share, had = x / n, math.min(l.r or math.huge, learn.ceiling(name))
   if had == math.huge then had = math.max(n / math.max(ms, learn.SHORT) * 60000, l.peak or 0, learn.SLOW) end
-  local is_alike = high and share >= learn.ALIKE * high.share and share <= high.share / learn.ALIKE
-  if is_alike and l.r and l.r <= learn.LOWER * high.r then
-    l.t, l.r, l.top, l.last, l.high = math.min(share * 1.5, learn.MOST_TOLERATED), high.r, nil, nil, nil
+  if learn.is_vain(l, share) then
+    l.t = math.min(1.5 * math.max(share, high.share), learn.MOST_TOLERATED)
+    l.r, l.k, l.top, l.last, l.high = math.max(high.r, l.peak or 0), 0, nil, nil, nil
+    if l.r >= learn.ceiling(name) then l.r = nil end
   else
-    if not is_alike then l.high = share < 0.5 and { r = had, share = share } or nil end
-    l.last = { n = n, x = x, had = had, at = now, ms = ms }
+    l.last = { n = n, x = x, had = had, at = now, ms = ms, grown = l.k > 3 or l.top ~= nil }
     l.k, l.ends, l.bn, l.bx = 0, 0, l.bn / 2, l.bx / 2
     learn.apply(l)
   end
@@ -126,7 +140,9 @@ end
 -- The share of refusals that has nothing to do with the rate: it is what there is right behind cuts.
 function learn.base(l) return learn.SPREAD * (l.bx + 1) / (l.bn + 2 * learn.CALLS) end
 
-function learn.tolerated(l) return math.min(l.t, learn.base(l) + learn.MARGIN) end
+function learn.tolerated(l)
+  return l.t > learn.TOLERATED and l.t or math.min(l.t, learn.base(l) + learn.MARGIN)
+end
 
 -- Refusals beyond those that are tolerated, and whether they are too many for chance.
 function learn.excess(l) return l.e + l.x - learn.tolerated(l) * l.n end
@@ -143,9 +159,8 @@ function learn.grow(name)
   local l = states[name].l
   local is_clean = l.x <= learn.base(l) * l.n
   if is_clean then l.k = l.k + 1 end
-  if l.k > 2 then l.high = nil end
   local percent = is_clean and math.max(math.min(2 ^ (l.k - 2), l.k > 6 and 8 or 4), 1) or 1
-  l.r = l.r * (l.top and l.r >= l.top * 0.95 and 1 + percent / 100 or learn.FAST)
+  l.r = l.r * (l.top and l.r >= l.top * 0.95 and 1 + percent / 100 or 1 + learn.FAST * math.min(l.n / 5, 1))
   if l.top and l.r > l.top * 1.5 then l.top = nil end
   if l.r >= learn.ceiling(name) then l.r, l.top = nil, nil end
   measure_again(name)
@@ -171,7 +186,7 @@ function learn.look(name)
     learn.calm(name)
     return
   end
-  local excess, is_idle = learn.excess(l), ms > 2 * learn.LONG and not l.held
+  local excess, is_idle = learn.excess(l), ms > learn.IDLE and not l.held
   local accepted = l.n - l.x + l.pn - l.px
   l.peak = math.max(accepted / math.max(now - l.began, learn.SHORT) * 60000, (l.peak or 0) * 0.99)
   if l.last and l.ends < 2 then l.bn, l.bx = l.bn + l.n, l.bx + l.x end
@@ -236,6 +251,7 @@ function learn.may_cut(name, is_paused)
   local l = states[name].l
   if (l.last and l.ends == 0 and not is_paused) or l.n < learn.FEW or l.x >= l.n then return false end
   if learn.is_early(name) then return false end
+  if not is_paused and l.n + l.pn < learn.CALLS then return false end
   return is_paused or l.r or learn.ceiling(name) < math.huge or now - l.began >= learn.SHORT
 end
 
@@ -262,7 +278,6 @@ function learn.throttled(op)
     l.n, l.x, l.held, l.fresh, l.paused = 0, 0, nil, true, now
     l.began, l.from = l.began + s.cool - math.max(now, l.from), s.cool
   end
-  if l.r and l.r >= learn.ceiling(name) then l.r = nil end
   if cuts or is_paused then learn.calm(name) else measure_again(name) end
   return is_paused and 'paused' or 'alone'
 end
