@@ -22,7 +22,7 @@ NEXT = "test_the_next_step_is_the_other_agents_and_limits_stay"
 CRASH = "test_a_crash_at_the_commit_hands_over_once"
 BACK = "test_a_retry_takes_a_failed_step_with_its_hand_off_back"
 GIVEN = {ENDS: {"how": "completed"}, NEXT: {}, BACK: {}, CRASH: {"point": "after-commit"}}
-_HAND_OFF = "'agent', a.agent, 'config', a.config, 'overrides', a.overrides)"
+_HAND_OFF = "'agent', a.agent, 'config', a.config, 'overrides', a.overrides, 'model', a.model)"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
-from stepfleet.orchestrator.records.usage import UsageStats
+from stepfleet.orchestrator.records.usage import LostUse, UsageStats
 from stepfleet.orchestrator.store.records.codec import MESSAGES, in_milliseconds, moment
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
@@ -141,6 +141,8 @@ def _bare(state: AgentState, log: Sequence[LoggedStep]) -> AgentState:
             "tool_results": (),
             "metadata": {},
             "stop_requested": None,
+            "lost": LostUse(),  # of the attempts that the checkpoint lists
+            "session_lost": LostUse(),
             "last_result": None,
             "last_error": None,
             "last_output": None,

@@ -226,6 +226,7 @@ class RunFacts(Record):
         paid = (one.cost_usd or 0.0 for one in self.lost_attempts if one.may_be_paid)
         return sum_usd(*paid)
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def usage_estimated(self) -> bool:
         """Whether tokens and cost hold estimates, since some call came without its usage."""

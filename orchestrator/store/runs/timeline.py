@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import NamedTuple
 
 import orjson
@@ -106,9 +105,8 @@ class Timelines:
         )
         lost = await self._lost(key) if 0 < int(how_many) <= MOST_LOST_READ else ()
         known, *waits, after, vain, not_before, updated = header
-        again = next_attempt(
-            not_before, updated, ((one.at, one.reason) for one in lost), datetime.now(UTC)
-        )
+        now = await self._connection.now()
+        again = next_attempt(not_before, updated, ((one.at, one.reason) for one in lost), now)
         before = {} if run.status.is_terminal or not after else await self._before(after)
         reason, evaluations = _why(known)
         done = [one.step - 1 for one in named]

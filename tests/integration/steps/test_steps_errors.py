@@ -95,14 +95,15 @@ async def test_a_permanent_model_failure_ends_the_run_at_once(opened: Opened) ->
 
 async def test_a_rate_limit_waits_as_long_as_the_provider_asks(opened: Opened) -> None:
     """ERR-22: Retry-After is honoured and no slot is held."""
-    async with opened(RateLimitError("slow down", retry_after=300.0)) as (desk, hands, run_id):
+    refusal = RateLimitError("slow down", retry_after=300.0)
+    async with opened(refusal, time_limit=3600) as (desk, hands, run_id):
         report = await hands.step(run_id, 0)
         assert report.verdict is not None
         assert 300 <= report.verdict.delay <= 330
         assert len(hands.leases) == 0
-        refusal = await desk.refused(run_id)
-    assert refusal.why is Refused.EARLY
-    assert int(refusal.detail) > 200_000
+        refused = await desk.refused(run_id)
+    assert refused.why is Refused.EARLY
+    assert int(refused.detail) > 200_000
 
 
 async def test_a_conversation_that_is_too_long_is_pruned_once(opened: Opened) -> None:
