@@ -29,13 +29,13 @@ from stepfleet.orchestrator import (
     Middleware,
     ModelErrorCode,
     ModelRequest,
-    RunStatus,
     tool,
 )
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError, RateLimitError, StoreError
 from stepfleet.orchestrator.limits.budgets import NOTHING
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.admission.calls import basing
 from stepfleet.orchestrator.store.model_calls.ledger import EPOCH, Ledger
@@ -195,7 +195,7 @@ class Scene:
             await self.step()
         last = await self.desk.stored(self.run_id)
         assert last.state.status.is_terminal
-        assert self.asked or last.state.status == RunStatus.CANCELLED, "nobody calls a model"
+        assert self.asked or last.state.status is Lifecycle.CANCELLED, "nobody calls a model"
         steps = await self.admitting()
         for number in range(last.step + 1):
             await steps.claim(StepHint(self.run_id, number), self.desk.token())
