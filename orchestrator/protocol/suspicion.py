@@ -66,13 +66,20 @@ class Losses:
     """How often an open step, or a tool call, has lost its worker, and what is known of each time.
 
     `count` includes losses of which nothing is known (an older worker has counted them). `new` is
-    true for a claim that has just counted one, `uncalled` where that one had made no model call.
+    true for a claim that has just counted one, `uncalled` where that one had made no model call;
+    `unpaid` is how many of them had made none.
     """
 
     count: int = 0
     known: tuple[Loss, ...] = ()
     new: bool = False
     uncalled: bool = False
+    unpaid: int = 0
+
+    @property
+    def paid(self) -> int:
+        """How many of the workers may have paid for a call of the step."""
+        return max(self.count - self.unpaid, 0)
 
     def suspicion(self, limit: int) -> Suspicion:
         """Return the suspicion when `limit` workers may be lost with it.
@@ -125,7 +132,7 @@ def _is_alone(loss: Loss) -> bool:
 
 
 def losses(
-    count: int, text: str, step: int, *, new: bool = False, uncalled: bool = False
+    count: int, text: str, step: int, *, new: bool = False, uncalled: bool = False, unpaid: str = ""
 ) -> Losses:
     """Return the losses of that step in a record's `text`: `<step> <token>:<how> ...`.
 
@@ -134,7 +141,13 @@ def losses(
     at, _, entries = text.partition(" ")
     known = tuple(_read(entries.split())) if at == str(step) else ()
     known = known[max(len(known) - count, 0) :]
-    return Losses(count, known, new, uncalled)
+    return Losses(count, known, new, uncalled, unpaid_of(unpaid, step))
+
+
+def unpaid_of(text: str, step: int) -> int:
+    """Return how many losses of that step had made no call, by the header's `<step> <number>`."""
+    at, _, times = text.partition(" ")
+    return int(times or 0) if at == str(step) else 0
 
 
 def _read(entries: Iterable[str]) -> Iterable[Loss]:

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.protocol.claim import (
 )
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
-from stepfleet.orchestrator.protocol.suspicion import losses
+from stepfleet.orchestrator.protocol.suspicion import losses, unpaid_of
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
@@ -90,7 +90,7 @@ _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
     *("want", "want_note", "tenant", "unpriced", "outage", "vain", "vain_before"),
-    *("priority", "limited_by", "billed", "uncalled"),
+    *("priority", "limited_by", "billed", "uncalled", "unpaid"),
 )
 """The fields of a run's header that a claim reads."""
 
@@ -241,17 +241,18 @@ class StepStore:
         return _committed(reply)
 
     async def known_of(self, hint: StepHint) -> tuple[bool, int]:
-        """Return whether the model has answered in that step, and how many workers it has lost.
+        """Return whether the model has answered in that step, and how many losses may be paid for.
 
-        An answer is journaled, or committed.
+        An answer is journaled, or committed; a loss is that of a worker.
         """
         key = self._scripts.keys.run(hint.run_id)
-        (step, crashes), has_answer = await self._connection.execute_all(
-            ("HMGET", key, "step", "crashes"), ("HEXISTS", f"{key}:journal", "response")
+        (step, crashes, unpaid), has_answer = await self._connection.execute_all(
+            ("HMGET", key, "step", "crashes", "unpaid"), ("HEXISTS", f"{key}:journal", "response")
         )
         is_open = step == str(hint.step)
         is_answered = int(step or 0) > hint.step or bool(is_open and has_answer)
-        return is_answered, int(crashes or 0) if is_open else 0
+        paid = int(crashes or 0) - unpaid_of(unpaid or "", hint.step)
+        return is_answered, paid if is_open else 0
 
     async def shelve(self, hint: StepHint) -> None:
         """Put a run away whose step waits for limits of the fleet, unless it has moved on."""
@@ -344,6 +345,7 @@ class StepStore:
                 hint.step,
                 new=reply[5] != "",
                 uncalled=reply[5] == "uncalled",
+                unpaid=header.get("unpaid", ""),
             ),
             uncalled=header.get("uncalled") == token,
             decided=bool(header.get("outcome")),

@@ -154,8 +154,8 @@ class AdmittedSteps:
         self, claim: Claim, request: Request, grant: Grant | None
     ) -> Claim | Refusal:
         gate, hint = self._gate, claim.hint
-        if claim.crashes and gate.has_budgets and not claim.losses.uncalled:
-            gate.end([losing(hint, claim.crashes)])  # in one call with what follows
+        if claim.losses.paid and gate.has_budgets:
+            gate.end([losing(hint, claim.losses.paid)])  # in one call with what follows
         elif grant is not None and grant.step == hint.step and not grant.of:
             gate.use(request, claim.config.model, grant.key)
             return replace(claim, waited=grant.waited, waited_for=short_of(grant.why))
@@ -454,7 +454,7 @@ class AdmittedSteps:
             return None, None
         whose = (hint or claim.hint, config.name, claim.tenant or "")
         is_new = claim.losses.new and not claim.losses.uncalled
-        crashes, lost = (0, False) if hint else (claim.crashes, is_new and not of)
+        crashes, lost = (0, False) if hint else (claim.losses.paid, is_new and not of)
         return Request(*whose, names, amounts, is_first, crashes, lost, claim.priority, of), None
 
     def _estimated(self, claim: Claim, model: str, prompt: int, output: int) -> Spending:

@@ -341,6 +341,14 @@ local function may_have_called(owner, uncalled)
   return uncalled ~= owner and redis.call('HEXISTS', journal_key, 'response') == 0
 end
 
+-- Notes a loss that had made no call in `unpaid`: '<step> <how many of its losses>'. Returns whether it is one.
+local function note_unpaid(step, owner, uncalled)
+  if uncalled ~= owner then return false end
+  local at, times = string.match(redis.call('HGET', run_key, 'unpaid') or '', '^(%d+) (%d+)$')
+  redis.call('HSET', run_key, 'unpaid', step .. ' ' .. digits(at == tostring(step) and number(times) + 1 or 1))
+  return true
+end
+
 -- The owner of a step vanished: its lease expired. It is counted here, not by the dying worker. Returns 'called', or
 -- 'uncalled' where it is known to have made no call.
 local function vanish(batch, owner, step, elapsed)
@@ -349,7 +357,7 @@ local function vanish(batch, owner, step, elapsed)
   redis.call('HSET', run_key, 'losses', with_loss(known[1], step, owner, lost_at(owner, known[2])))
   note_lost(batch, owner, '{"kind":"crash","step":' .. (number(step) + 1) .. ',"seconds":'
     .. (number(elapsed) / 1000) .. ',"ambiguous":' .. tostring(may_have_called(owner, known[3])) .. '}')
-  return known[3] == owner and 'uncalled' or 'called'
+  return note_unpaid(step, owner, known[3]) and 'uncalled' or 'called'
 end
 
 -- Whether the message of a run's open step still lies in the queue, as far as can be told: nobody has taken the step,

@@ -27,6 +27,7 @@ end
 redis.call('HINCRBY', key, crashes, 1)
 redis.call('HSET', key, field, with_loss(known, h[2], token, how))
 local called = index == '' and may_have_called(token, h[10])
+if index == '' then note_unpaid(h[2], token, h[10]) end
 note_lost(h[5], token, '{"kind":"crash","step":' .. (number(h[2]) + 1) .. ',"seconds":'
   .. (number(elapsed) / 1000) .. ',"ambiguous":' .. tostring(called) .. '}')
 local now = now_ms()
