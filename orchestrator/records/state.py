@@ -192,8 +192,9 @@ class AgentState(Record):
 
     def with_lost(self, lost: LostUse) -> "AgentState":
         """Return a copy with the cost of calls that no step will have."""
-        more = {"lost": self.lost + lost, "session_lost": self.session_lost + lost}
-        return self._changed(**more) if lost != LostUse() else self
+        if not (lost.calls or lost.tokens or lost.cost_usd):
+            return self
+        return self._changed(lost=self.lost + lost, session_lost=self.session_lost + lost)
 
     def with_continuation_outcome(self, outcome: ContinuationOutcome) -> "AgentState":
         """Return a copy that remembers `outcome` as the newest one."""

@@ -231,11 +231,16 @@ def load_used(header: Fields) -> Used:
         return used.model_copy(update={"lost": load_lost_use(header)[0]})
 
 
+_NOTHING_LOST = LostUse()
+
+
 def load_lost_use(header: Fields) -> tuple[LostUse, LostUse]:
     """Return what attempts that were not committed have cost: of the execution, and of the run.
 
     The scripts note it in the header, with what it was when the execution began.
     """
+    if not header.get("vain"):
+        return _NOTHING_LOST, _NOTHING_LOST
     whole, before = (_lost_use(header.get(name)) for name in ("vain", "vain_before"))
     return whole - before, whole
 
