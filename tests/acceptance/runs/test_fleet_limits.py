@@ -78,6 +78,7 @@ def test_refusals_at_random_hardly_delay_a_fleet(start_worker: Start, redis_url:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_refusals_at_random_hardly_delay_a_large_fleet(start_worker: Start, redis_url: str) -> None:
     """The same with 1,301 runs at a second a call."""
     fleet = partial(play, start_worker, redis_url, runs=1301, latency=1.0)
