@@ -220,16 +220,15 @@ async def _judged(
 ) -> tuple[Verdict, Events]:
     """Decide, with what the ledger gets; a run whose batch is held waits instead."""
     guess = _guessed(claim, attempt, ports) if claim.unpriced else ()
-    verdict, events = conclude(
-        _with_losses(claim, attempt, guess, lease, ports), attempt, criteria, facts
-    )
+    charged = _with_losses(claim, attempt, guess, lease, ports)
+    verdict, events = conclude(charged, attempt, criteria, facts)
     error = holding_error(claim, attempt, verdict)
     if error and ports.hold and (number := await ports.hold(claim, error)):
         verdict, events = held(claim, number), Events([])
     is_logged = verdict.logged is not None
     if failed := in_vain(attempt, lease, ports, is_logged=is_logged):
         verdict = replace(verdict, failed=failed, entered=lease.entered)
-    if is_logged or verdict.move is Move.FINISH:
+    if guess and (is_logged or verdict.move is Move.FINISH):
         verdict = replace(verdict, guess=guess)
     return verdict, events
 
@@ -242,10 +241,11 @@ def _with_losses(
     The run's limits count them: those of lost workers by `guess`, and those of this attempt.
     """
     lost = lease.lost + lost_use(in_vain(attempt, lease, ports, is_logged=True))
-    for one in guess[:1]:
-        n = claim.unpriced
-        lost += LostUse(calls=0, tokens=n * one.tokens, cost_usd=n * one.cost_usd)
-    return replace(claim, state=claim.state.with_lost(lost))
+    if guess:
+        calls, one = claim.unpriced, guess[0]
+        lost += LostUse(calls=0, tokens=calls * one.tokens, cost_usd=calls * one.cost_usd)
+    state = claim.state.with_lost(lost)
+    return claim if state is claim.state else replace(claim, state=state)
 
 
 def _guessed(claim: Claim, attempt: Attempt, ports: Ports) -> tuple[Spent, ...]:

@@ -89,22 +89,22 @@ def submit_file(
         # The workers' keys are theirs: only a key that is here is tried.
         asyncio.run(check_calls([known[default].config], os.environ, notice, own_keys=True))
 
+    lines: dict[str, Any] = {
+        "agents": known or None,
+        "idempotency_key": new_key("submit") if again else idempotency_key,
+        **form.for_batch(),
+    }
+
     async def submit(fleet: AsyncFleet) -> int:
-        lines: dict[str, Any] = {
-            "agents": known or None,
-            "idempotency_key": new_key("submit") if again else idempotency_key,
-            **form.for_batch(),
-        }
         if not form.only_new:  # that batch is found by its file
             await check_before(results, partial(fleet.batches.check, file, default, **lines))
-        batch = await fleet.submit_batch(
-            file,
-            default,
-            skip_invalid=skip_invalid,
-            name=file.name,
-            on_progress=every_second(lambda runs: f"{count(runs)} runs submitted so far"),
-            **lines,
-        )
+        say = every_second(lambda runs: f"{count(runs)} runs submitted so far")
+        named: dict[str, Any] = {
+            "name": file.name,
+            "skip_invalid": skip_invalid,
+            "on_progress": say,
+        }
+        batch = await fleet.submit_batch(file, default, **named, **lines)
         print_skipped(batch)
         if not batch.is_new:
             notice(already_there(await batch.progress()))

@@ -171,3 +171,28 @@ async def test_a_worker_that_was_lost_before_its_call_has_spent_no_budget(redis_
         await gate.aclose()
     assert not lost.ambiguous
     assert spent < 5000, "what the heir has reserved"
+
+
+async def test_of_two_lost_workers_the_one_that_had_called_has_spent_once(redis_url: str) -> None:
+    async with bench(redis_url, lease=600) as desk:
+        await Gate(desk.opened, "w0").settings.change(TENANT, {"calls": 1000})
+        steps, gate = await opened(desk)
+        run_id = await desk.create(tenant="acme")
+        hint = StepHint(run_id, 0)
+
+        async def admitted() -> Claim | None:
+            claim = await steps.claim(hint, desk.token())
+            return claim if isinstance(claim, Claim) else None
+
+        await until(admitted, within=30, what="the look into the ledger, for the budget")
+        await lease_runs_out(desk, run_id)
+        heir = await steps.claim(hint, desk.token())
+        assert isinstance(heir, Claim)
+        await steps.note_call(heir, 0.0, made=True)
+        await lease_runs_out(desk, run_id)
+        assert isinstance(await steps.claim(hint, desk.token()), Claim)
+        [budget] = [one for use in await gate.settings.use() for one in use.budgets]
+        lost = (await desk.stored(run_id)).result().lost_attempts
+        await gate.aclose()
+    assert [one.ambiguous for one in lost] == [False, True]
+    assert (budget.spent, budget.reserved) == (1, 1)
