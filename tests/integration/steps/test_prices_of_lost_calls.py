@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 from support.runs.opened_runs import finish_with_waits, lease_runs_out
-from support.runs.scripted_steps import Crash, Hands, say
+from support.runs.scripted_steps import Crash, Hands, call, say
 from support.runs.stored_runs import Bench, bench
+from support.runs.tools import look
 
 from stepfleet.orchestrator import (
     LLM,
@@ -49,6 +50,8 @@ class Planned(LLM):
             [lease] = self.hands[0].leases.steps.values()
             lease.interrupt(Interruption.CANCELLED)
             await asyncio.Event().wait()
+        if what == "looks":
+            return call(("look", {"what": "a"})).model_copy(update={"model": name})
         if what != "answers":
             self.made[name] += 1
             raise ModelTimeoutError("no answer")
@@ -118,6 +121,29 @@ async def test_each_call_that_timed_out_has_the_price_of_its_own_model(
     assert result.lost_cost_usd == stored.state.lost.cost_usd == pytest.approx(whole)
     assert stored.state.lost.calls == costs.total.ambiguous_calls == len(result.lost_attempts)
     assert float(sum(line.usd or 0 for line in lines)) == pytest.approx(whole + result.cost_usd)
+
+
+async def test_the_step_whose_own_failed_call_uses_the_budget_up_is_the_last(
+    redis_url: str,
+) -> None:
+    """Its answer asks for more, and its commit decides: no further call is made."""
+    model = Planned({"dear": ["hangs"] * 9, "cheap": ["looks"] * 9})
+    settings = ModelSettings(max_tokens=TOKENS)
+    agent = Agent(
+        "listed",
+        model=[FIRST, SECOND],
+        pricing=PRICES,
+        settings=settings,
+        tools=[look],
+        budget_usd=COSTS["dear"] * 0.9,
+    )
+    async with bench(redis_url, agent, lease=600, grace=60) as desk:
+        hands = Hands(desk, agent, models=Models(providers={"openai": lambda: model}))
+        run_id = await desk.create()
+        await finish_with_waits(hands, run_id)
+        result = (await desk.stored(run_id)).result()
+    assert (result.stop_reason, len(result.steps)) == (StopReason.GUARD, 1)
+    assert model.made == {"dear": 1}
 
 
 async def bring_to_its_end(desk: Bench, hands: Hands, run_id: str, *, cancels: bool) -> None:
