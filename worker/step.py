@@ -35,8 +35,8 @@ from stepfleet.worker.attempt.model_call import (
     log_broken,
 )
 from stepfleet.worker.attempt.tool_turn import ToolTurn
-from stepfleet.worker.leases.lease import Lease, Leases
-from stepfleet.worker.ports import Ports
+from stepfleet.worker.leases.lease import Leases
+from stepfleet.worker.ports import Ports, StepContext
 
 CANCELLED = "a cancel was requested"
 OF_VALUES = (
@@ -82,9 +82,10 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
     if isinstance(claim, Refusal):
         return StepReport(hint, refusal=claim, owes=claim.owes)
     with leases.hold(claim) as lease:
-        criteria, attempt = await execute(claim, lease, ports)
+        step = StepContext.of(claim, lease, ports)
+        criteria, attempt = await execute(step)
         lease.settle()
-        write = partial(commit, claim, attempt, criteria, lease, ports)
+        write = partial(commit, step, attempt, criteria)
         return await leases.complete(write(), write)
 
 
@@ -104,100 +105,93 @@ async def release(claim: Claim, ports: Ports, delay: float = 0.0) -> None:
         claim = _cancelled(claim)
 
 
-async def execute(
-    claim: Claim, lease: Lease, ports: Ports
-) -> tuple[ContinuationCriteria, Attempt | None]:
+async def execute(step: StepContext) -> tuple[ContinuationCriteria, Attempt | None]:
     """Execute the step, unless an isolated process does: then the attempt is None."""
-    if claim.crashes and ports.isolation:
+    ports = step.ports
+    if step.claim.crashes and ports.isolation:
         with ports.pacing.aside:
-            if await ports.isolation.takes(lease, ports):
+            if await ports.isolation(step.lease, ports):
                 return ContinuationCriteria(), None
-    return await execute_here(claim, lease, ports)
+    return await execute_here(step)
 
 
-async def execute_here(
-    claim: Claim, lease: Lease, ports: Ports
-) -> tuple[ContinuationCriteria, Attempt]:
+async def execute_here(step: StepContext) -> tuple[ContinuationCriteria, Attempt]:
     """Make the model call and run its tools. Every failure comes back as a value."""
-    if claim.broken is not None:
-        return criteria_without_code(claim.config), Failed(lease.span, claim.broken)
+    config = step.claim.config
+    if step.claim.broken is not None:
+        return criteria_without_code(config), Failed(step.span, step.claim.broken)
     try:
-        return await _executed(claim, lease, ports)
+        return await _executed(step)
     except StoreError:
         raise  # the store is away: nothing of this attempt can be written, and the lease runs out
     except Exception as error:  # noqa: BLE001 - also where an attempt is only brought to its end
-        return criteria_without_code(claim.config), failure_of(error, lease.span, lease.remembered)
+        return criteria_without_code(config), failure_of(error, step.span, step.calls.remembered)
 
 
-async def _executed(
-    claim: Claim, lease: Lease, ports: Ports
-) -> tuple[ContinuationCriteria, Attempt]:
+async def _executed(step: StepContext) -> tuple[ContinuationCriteria, Attempt]:
+    claim, ports = step.claim, step.ports
     try:
         agent = ports.agent(claim.config)
         criteria, reasoner = agent.criteria(claim.config), agent.reasoner(claim.config)
     except Exception as error:  # noqa: BLE001 - the stored limits and policy hold without code
         criteria = criteria_without_code(claim.config)
         if outcome := prevented(claim, criteria):
-            return criteria, Prevented(lease.span, outcome)
-        return criteria, failure_of(error, lease.span)
+            return criteria, Prevented(step.span, outcome)
+        return criteria, failure_of(error, step.span)
     turn: ToolTurn | None = None
     try:
         if outcome := poisoned(claim, ports.poison_limit) or prevented(claim, criteria):
-            return criteria, Prevented(lease.span, outcome)
+            return criteria, Prevented(step.span, outcome)
         if (known := claim.journal.response) is not None:
-            turn = ToolTurn(claim, known, agent, lease, ports, reasoner)
+            turn = ToolTurn(step, agent, known, reasoner)
         else:
             async with ports.pacing.elsewhere:
-                response = await call_model(claim, agent, lease, ports, reasoner)
+                response = await call_model(step, agent, reasoner)
                 # Before the wait for its turn, in which the answer must not be lost.
-                turn = ToolTurn(claim, response, agent, lease, ports, reasoner)
+                turn = ToolTurn(step, agent, response, reasoner)
         return criteria, await turn.run()
     except asyncio.CancelledError as cancelled:
-        return criteria, await _interrupted(lease.interrupted_by(cancelled), turn, lease, ports)
+        return criteria, await _interrupted(step, turn, step.lease.interrupted_by(cancelled))
     except StoreError:
         raise  # the store is away: nothing of this attempt can be written, and the lease runs out
     except Exception as error:  # noqa: BLE001 - no failure may lose a run
         # The attempt's own entry in the ledger has the call that raised it.
-        lease.failed = [one for one in lease.failed if one[0] is not error]
-        return criteria, failure_of(error, lease.span, lease.remembered)
+        calls = step.calls
+        calls.failed = [one for one in calls.failed if one[0] is not error]
+        return criteria, failure_of(error, step.span, calls.remembered)
 
 
-async def _interrupted(
-    by: Interruption, turn: ToolTurn | None, lease: Lease, ports: Ports
-) -> Attempt:
+async def _interrupted(step: StepContext, turn: ToolTurn | None, by: Interruption) -> Attempt:
     """Return what there is; what was paid for goes with a step that is handed back."""
     if turn is None:
-        return broken_off(by, lease, ports)
+        return broken_off(by, step)
     if by is Interruption.HANDED_BACK:
-        lease.settle()
+        step.lease.settle()
         await turn.keep()
     return turn.interrupted(by)
 
 
 async def commit(
-    claim: Claim,
-    attempt: Attempt | None,
-    criteria: ContinuationCriteria,
-    lease: Lease,
-    ports: Ports,
+    step: StepContext, attempt: Attempt | None, criteria: ContinuationCriteria
 ) -> StepReport:
     """Decide what follows and write it; decide once more when a cancel arrives meanwhile."""
+    claim, ports = step.claim, step.ports
     if attempt is None:
         return StepReport(claim.hint, isolated=True)
     if isinstance(attempt, Interrupted) and attempt.by is Interruption.CANCELLED:
         claim = _cancelled(claim)
     is_broken = False
     while True:
-        facts = Facts(lease.now, ports.jitter(), ports.worker, ports.outage_patience)
+        facts = Facts(step.lease.now, ports.jitter(), ports.worker, ports.outage_patience)
         try:
-            verdict, events = await _judged(claim, attempt, criteria, lease, ports, facts)
+            verdict, events = await _judged(step, claim, attempt, criteria, facts)
             done = await ports.commit(claim, verdict, events)
         except StoreError:
             raise
         except OF_VALUES as error:  # a failed step, not a lost worker that others are blamed for
             if is_broken:
                 raise
-            is_broken, attempt = True, failure_of(error, lease.span, lease.remembered)
+            is_broken, attempt = True, failure_of(error, step.span, step.calls.remembered)
             continue
         if not done.wanted:
             return StepReport(
@@ -211,36 +205,39 @@ async def commit(
 
 
 async def _judged(
+    step: StepContext,
     claim: Claim,
     attempt: Attempt,
     criteria: ContinuationCriteria,
-    lease: Lease,
-    ports: Ports,
     facts: Facts,
 ) -> tuple[Verdict, Events]:
-    """Decide, with what the ledger gets; a run whose batch is held waits instead."""
+    """Decide, with what the ledger gets; a run whose batch is held waits instead.
+
+    `claim` is that of the step, with a cancel that has arrived since.
+    """
+    ports = step.ports
     guess = _guessed(claim, attempt, ports) if claim.unpriced else ()
-    charged = _with_losses(claim, attempt, guess, lease, ports)
+    charged = _with_losses(step, claim, attempt, guess)
     verdict, events = conclude(charged, attempt, criteria, facts)
     error = holding_error(claim, attempt, verdict)
     if error and ports.hold and (number := await ports.hold(claim, error)):
         verdict, events = held(claim, number), Events([])
     is_logged = verdict.logged is not None
-    if failed := in_vain(attempt, lease, ports, is_logged=is_logged):
-        verdict = replace(verdict, failed=failed, entered=lease.entered)
+    if failed := in_vain(step, attempt, is_logged=is_logged):
+        verdict = replace(verdict, failed=failed, entered=step.calls.entered)
     if guess and (is_logged or verdict.move is Move.FINISH):
         verdict = replace(verdict, guess=guess)
     return verdict, events
 
 
 def _with_losses(
-    claim: Claim, attempt: Attempt, guess: tuple[Spent, ...], lease: Lease, ports: Ports
+    step: StepContext, claim: Claim, attempt: Attempt, guess: tuple[Spent, ...]
 ) -> Claim:
     """Return the claim with what calls of this step may have cost that no step will have.
 
     The run's limits count them: those of lost workers by `guess`, and those of this attempt.
     """
-    lost = lease.lost + lost_use(in_vain(attempt, lease, ports, is_logged=True))
+    lost = step.calls.lost + lost_use(in_vain(step, attempt, is_logged=True))
     if guess:
         calls, one = claim.unpriced, guess[0]
         lost += LostUse(calls=0, tokens=calls * one.tokens, cost_usd=calls * one.cost_usd)

@@ -5,7 +5,7 @@ from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.outage import circuit_id
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.worker.ports import AgentCode, Call, Circuits, Ports
+from stepfleet.worker.ports import AgentCode, Call, OpenCircuits, StepContext
 
 _OF_A_SERVICE = {
     ModelErrorCode.CONNECTION_ERROR,
@@ -26,9 +26,9 @@ def counts(error: ModelError) -> bool:
     return error.retryable and error.code in _OF_A_SERVICE and not own
 
 
-def behind_circuit(claim: Claim, agent: AgentCode, ports: Ports, ask: Call) -> Call:
+def behind_circuit(step: StepContext, agent: AgentCode, ask: Call) -> Call:
     """Return `ask` behind the circuits of the services that it calls."""
-    circuits = ports.circuits
+    claim, circuits = step.claim, step.ports.circuits
     if circuits is None:
         return ask
 
@@ -52,7 +52,7 @@ def behind_circuit(claim: Claim, agent: AgentCode, ports: Ports, ask: Call) -> C
     return guarded
 
 
-def _check(claim: Claim, service: str, circuits: Circuits) -> None:
+def _check(claim: Claim, service: str, circuits: OpenCircuits) -> None:
     """Raise `ModelError` where the service is out, unless this step is to probe it."""
     of = circuit_id(service)
     if claim.outage and claim.outage.probes and of in claim.outage.circuits:

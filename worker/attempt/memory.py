@@ -5,13 +5,11 @@ it before anything else may fail, so that it is paid for once.
 """
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
 from stepfleet.orchestrator.errors import AgentMemoryError, ContextWindowError
 from stepfleet.orchestrator.memory.custom import chosen
-from stepfleet.orchestrator.memory.limits import Count
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.memory.summary import LONGEST_MESSAGE, summary_request
 from stepfleet.orchestrator.memory.window import History, advance, shown, token_budget
@@ -24,8 +22,7 @@ from stepfleet.worker.attempt.circuit import behind_circuit
 from stepfleet.worker.attempt.fallback import first_answer
 from stepfleet.worker.attempt.made_calls import is_used, made_by
 from stepfleet.worker.attempt.usage import call_cost, counted
-from stepfleet.worker.leases.lease import Lease
-from stepfleet.worker.ports import AgentCode, Call, Ports
+from stepfleet.worker.ports import AgentCode, Call, StepContext
 
 SHORTER = 8
 """By how much messages are shortened for a summary that was too long for its model."""
@@ -39,25 +36,24 @@ class AssembledMemory:
     remembered: Remembered | None = None
 
 
-async def assemble_memory(
-    claim: Claim, history: History, agent: AgentCode, lease: Lease, ports: Ports
-) -> AssembledMemory:
+async def assemble_memory(step: StepContext, agent: AgentCode, history: History) -> AssembledMemory:
     """Return the conversation under the run's memory policy.
 
     Raises `ModelError` when a summary cannot be made, `AgentMemoryError` when a policy fails.
     """
+    claim = step.claim
     policy = claim.config.memory
     before = claim.state.window or Window()
     counted = token_budget(policy, before) is not None
-    count = ports.tokens(claim.config.model) if counted else estimate_tokens
+    count = step.ports.tokens(claim.config.model) if counted else estimate_tokens
     remembered = claim.journal.remembered
     window = remembered.window if remembered else advance(before, history, policy, count)
     if remembered is None and window != before:
         remembered = Remembered(window=window)
         if policy.summarize_after is not None:
-            response, remembered = await _summarized(claim, history, window, agent, lease, ports)
-            await _note(claim, remembered, lease, ports)
-            is_used(lease, response, ports)
+            response, remembered = await _summarized(step, agent, history, window)
+            await _note(step, remembered)
+            is_used(step, response)
             window = remembered.window
     if remembered and remembered.summary:
         history = replace(history, summary=remembered.summary)
@@ -68,12 +64,12 @@ async def assemble_memory(
 
 
 async def _summarized(
-    claim: Claim, history: History, window: Window, agent: AgentCode, lease: Lease, ports: Ports
+    step: StepContext, agent: AgentCode, history: History, window: Window
 ) -> tuple[LLMResponse, Remembered]:
+    claim = step.claim
     before = claim.state.window.since if claim.state.window else 0
-    generate = partial(agent.generate, made=made_by(lease, ports))
-    ask = behind_circuit(claim, agent, ports, generate)
-    response = await _ask(claim, history, history.between(before, window.since), ask, ports.tokens)
+    ask = behind_circuit(step, agent, partial(agent.generate, made=made_by(step)))
+    response = await _ask(step, history, history.between(before, window.since), ask)
     if not response.content.strip():
         raise AgentMemoryError("the model returned an empty summary of the conversation")
     model = response.fallback.model if response.fallback else _models(claim)[0]
@@ -84,22 +80,18 @@ async def _summarized(
         service_tier=response.service_tier,
         usage=usage.model_copy(update={"llm_calls": 1}),
         usage_reported=response.usage is not None and not response.usage_estimated,
-        cost_usd=call_cost(response, model, claim.config, ports),
+        cost_usd=call_cost(response, model, claim.config, step.ports),
     )
     window = window.model_copy(update={"summary": claim.step})
     return response, Remembered(window=window, summary=summary)
 
 
 async def _ask(
-    claim: Claim,
-    history: History,
-    messages: tuple[Message, ...],
-    ask: Call,
-    count: Callable[[str], Count],
+    step: StepContext, history: History, messages: tuple[Message, ...], ask: Call
 ) -> LLMResponse:
-    models = _models(claim)
+    models = _models(step.claim)
     earlier = history.summary.text if history.summary else None
-    settings = claim.config.settings
+    settings = step.claim.config.settings
 
     def shorter(request: ModelRequest, _: ContextWindowError) -> ModelRequest:
         longest = LONGEST_MESSAGE // SHORTER
@@ -107,7 +99,7 @@ async def _ask(
 
     request = summary_request(models[0], settings, earlier, messages)
     response, sent = await first_answer(request, models, ask, shorter)
-    return counted(response, sent, count(sent.model))
+    return counted(response, sent, step.ports.tokens(sent.model))
 
 
 def _models(claim: Claim) -> tuple[str, ...]:
@@ -115,10 +107,11 @@ def _models(claim: Claim) -> tuple[str, ...]:
     return (own,) if own else claim.config.models
 
 
-async def _note(claim: Claim, remembered: Remembered, lease: Lease, ports: Ports) -> None:
+async def _note(step: StepContext, remembered: Remembered) -> None:
+    ports, lease = step.ports, step.lease
     ports.crash("before-journal")
-    held = await ports.store.journal(claim, lease.seconds, remembered=remembered)
-    lease.remembered = remembered
+    held = await ports.store.journal(step.claim, lease.seconds, remembered=remembered)
+    step.calls.remembered = remembered
     ports.crash("after-journal")
     lease.apply(held)
     if lease.interruption:

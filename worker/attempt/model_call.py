@@ -40,8 +40,7 @@ from stepfleet.worker.attempt.made_calls import made_by
 from stepfleet.worker.attempt.memory import assemble_memory
 from stepfleet.worker.attempt.sanitize import storable, with_own_ids
 from stepfleet.worker.attempt.usage import call_cost, counted, spent_without_answer, usage_of
-from stepfleet.worker.leases.lease import Lease
-from stepfleet.worker.ports import AgentCode, Ports
+from stepfleet.worker.ports import AgentCode, Ports, StepContext
 from stepfleet.worker.toolbox.failure_log import log_failure
 
 log = logging.getLogger(__name__)
@@ -66,7 +65,7 @@ def request_of(claim: Claim, tools: ToolRegistry, messages: tuple[Message, ...])
 
 
 async def call_model(
-    claim: Claim, agent: AgentCode, lease: Lease, ports: Ports, reasoner: Reasoner | None = None
+    step: StepContext, agent: AgentCode, reasoner: Reasoner | None = None
 ) -> LLMResponse:
     """Make the call.
 
@@ -74,9 +73,10 @@ async def call_model(
     too long for all is pruned once and tried again; what then fits is remembered. Raises
     `ModelError`, or `AgentMemoryError` when a memory fails.
     """
+    claim, ports = step.claim, step.ports
     messages, remembered = claim.state.messages, None
     if claim.history is not None:
-        recollection = await assemble_memory(claim, claim.history, agent, lease, ports)
+        recollection = await assemble_memory(step, agent, claim.history)
         messages, remembered = recollection.messages, recollection.remembered
     if agent.context is not None:
         note = await context_for(agent.context, messages, claim.config.memory.context_tokens)
@@ -87,7 +87,7 @@ async def call_model(
     if reasoner:
         request = await reasoner.prepare(request, claim.state)
     ports.crash("during-call")
-    ask = behind_circuit(claim, agent, ports, agent.call_for(claim, made_by(lease, ports)))
+    ask = behind_circuit(step, agent, agent.call_for(claim, made_by(step)))
     response, sent = await first_answer(request, claim.config.models, ask, pruned)
     response = counted(response, sent, ports.tokens(sent.model))
     # The size that a fallback takes is no limit of the model that is called first.
@@ -175,27 +175,27 @@ def info_of(error: Exception) -> ErrorInfo:
     )
 
 
-def broken_off(by: Interruption, lease: Lease, ports: Ports) -> Failed | Interrupted:
+def broken_off(by: Interruption, step: StepContext) -> Failed | Interrupted:
     """Return an attempt that was interrupted before the model had answered.
 
     What an operator ended counts as a timeout of the model: as one of its attempts, and as a call
     that was perhaps paid for. Whoever takes a step over prices the call that was handed back.
     """
-    claim, called, spent = lease.claim, lease.called, None
+    claim, called, spent = step.claim, step.calls.called, None
     if called is not None and (by.from_outside or by is Interruption.CANCELLED):
-        spent = spent_without_answer(called, claim, ports)
+        spent = spent_without_answer(called, claim, step.ports)
     elif called is not None:
         spent = Spent(0, 0.0, model=bare_name(called.model))
     if not by.from_outside:
-        return Interrupted(lease.span, by, unsent=called is None, spent=spent)
+        return Interrupted(step.span, by, unsent=called is None, spent=spent)
     message = _FROM_OUTSIDE[by]
     log.warning("step %d of run %s was broken off: %s", claim.number, claim.run_id, message)
     error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message, retryable=True)
     return Failed(
-        lease.span,
+        step.span,
         error,
         transient=True,
-        remembered=lease.remembered,
+        remembered=step.calls.remembered,
         spent=spent,
         entered=called is None,
     )

@@ -17,14 +17,14 @@ from stepfleet.orchestrator.tools import (
     ToolRegistry,
     ToolSourceError,
 )
-from stepfleet.worker.ports import Toolbox
+from stepfleet.worker.toolbox.box import LocalToolbox
 
 
 async def attempt_call(
     call: ToolCall,
     invocation: ToolInvocation,
     tools: ToolRegistry,
-    toolbox: Toolbox,
+    toolbox: LocalToolbox,
     clock: Callable[[], datetime],
 ) -> ToolCallRecord:
     """Return the call's record. Raises `asyncio.CancelledError` alone.
@@ -48,7 +48,7 @@ async def _asked(
     call: ToolCall,
     tool: Tool[..., Any],
     invocation: ToolInvocation,
-    toolbox: Toolbox,
+    toolbox: LocalToolbox,
     clock: Callable[[], datetime],
 ) -> ToolCallRecord | None:
     """Return what became of the lost call, or that nobody knows; None where it was not done."""

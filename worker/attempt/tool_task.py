@@ -19,7 +19,7 @@ from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.worker.attempt.tool_call import attempt_call
-from stepfleet.worker.leases.lease import CallLease, Leases
+from stepfleet.worker.leases.lease import Lease, Leases
 from stepfleet.worker.ports import AgentCode, Ports
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ async def run_call(hint: ToolHint, ports: Ports, leases: Leases) -> CallReport:
     if awaited := awaited_by(taken.place):
         return await _attend(taken, awaited, agent, ports, leases)
     with leases.hold_call(taken) as lease:
-        if taken.crashes and ports.isolation and await ports.isolation.takes(lease, ports):
+        if taken.crashes and ports.isolation and await ports.isolation(lease, ports):
             return CallReport(hint, isolated=True)
         record = await _attempt(taken, agent, lease, ports)
         lease.settle()
@@ -80,7 +80,7 @@ async def _attend(
     with leases.hold_call(taken) as lease:
         delay = ports.patience
         try:
-            delay = await ports.attend(taken, awaited, agent) if ports.attend else delay
+            delay = await ports.attend(taken, awaited, agent)
             ports.crash("call-attended")
         except StoreError:
             raise
@@ -94,7 +94,7 @@ async def _attend(
 
 
 async def _attempt(
-    taken: TakenCall, agent: AgentCode, lease: CallLease, ports: Ports
+    taken: TakenCall, agent: AgentCode, lease: Lease, ports: Ports
 ) -> ToolCallRecord | None:
     """Return the call's record, whatever happens; None where this worker has to stop."""
     hint, call = taken.hint, taken.call
@@ -132,7 +132,7 @@ async def _untake(hint: ToolHint, token: str, ports: Ports) -> None:
         await ports.calls.leave(hint, token, started=False)
 
 
-def _interrupted(taken: TakenCall, lease: CallLease) -> LostAttempt:
+def _interrupted(taken: TakenCall, lease: Lease) -> LostAttempt:
     return LostAttempt(
         kind=LostKind.INTERRUPTED,
         step=taken.hint.step + 1,

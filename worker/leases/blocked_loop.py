@@ -18,7 +18,7 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.worker.leases.lease import AnyLease, Leases, Renew
+from stepfleet.worker.leases.lease import Lease, Leases, Renew
 
 log = logging.getLogger(__name__)
 
@@ -126,7 +126,7 @@ class Standby:
             raise failed[0]
 
     async def _renew(
-        self, lease: AnyLease, renew: Renew, slots: asyncio.Semaphore
+        self, lease: Lease, renew: Renew, slots: asyncio.Semaphore
     ) -> AgentException | OSError | None:
         """Renew one lease; return its error. The loop applies the answer when it works again."""
         async with slots:

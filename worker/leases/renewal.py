@@ -8,11 +8,12 @@ from typing import Self
 from celery import Celery
 
 from stepfleet.orchestrator.protocol.claim import Held
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.worker.leases.blocked_loop import LOOKS_PER_LEASE, Connect, Standby
-from stepfleet.worker.leases.lease import AnyLease, CallLease, Leases, Renew
+from stepfleet.worker.leases.lease import Lease, Leases, Renew
 
 RENEWALS_PER_LEASE = 3
 
@@ -20,11 +21,11 @@ RENEWALS_PER_LEASE = 3
 def renewing(store: StepStore) -> Renew:
     """Return what renews a lease by `store`. Raises `StoreError` when Redis stays out of reach."""
 
-    async def renew(lease: AnyLease) -> Held:
-        if isinstance(lease, CallLease):
-            taken = lease.taken
-            return await store.calls.keep(taken.hint, taken.token, lease.seconds)
-        return await store.journal(lease.claim, lease.seconds)
+    async def renew(lease: Lease) -> Held:
+        work = lease.work
+        if isinstance(work, TakenCall):
+            return await store.calls.keep(work.hint, work.token, lease.seconds)
+        return await store.journal(work, lease.seconds)
 
     return renew
 
@@ -86,9 +87,9 @@ class Renewal:
 
     async def renew(self, run_id: str, batch_id: str = "") -> None:
         """Renew the leases of a run, or of a batch (and of all tool calls), at once."""
-        held: Iterable[AnyLease] = self._leases.of(run_id)
+        held: Iterable[Lease] = self._leases.of(run_id)
         if batch_id:
             steps = self._leases.steps.values()
-            held = [lease for lease in steps if lease.claim.batch_id == batch_id]
+            held = [lease for lease in steps if lease.work.batch_id == batch_id]
             held = [*held, *self._leases.calls.values()]
         await self._leases.renew(self.once, held)

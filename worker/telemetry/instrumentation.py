@@ -17,7 +17,7 @@ from typing import Any
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.figures import FleetFigures
 from stepfleet.worker.models import Models
-from stepfleet.worker.ports import StepObserver, Toolbox
+from stepfleet.worker.ports import StepObserver
 from stepfleet.worker.telemetry.config import TelemetryConfig, available, telemetry_config
 from stepfleet.worker.telemetry.observations import Observation
 from stepfleet.worker.telemetry.wrappers import (
@@ -26,6 +26,8 @@ from stepfleet.worker.telemetry.wrappers import (
     ObservedToolbox,
     TelemetryObserver,
 )
+from stepfleet.worker.toolbox.box import LocalToolbox
+from stepfleet.worker.toolbox.threads import ToolThreads
 
 log = logging.getLogger(__name__)
 
@@ -116,9 +118,9 @@ class Instrumentation:
         """Return the models of the worker, with their calls observed."""
         return ObservedModels(self._inside) if self._queue else Models(connections=0)
 
-    def toolbox(self, toolbox: Toolbox) -> Toolbox:
-        """Return the toolbox with its executions observed."""
-        return ObservedToolbox(toolbox, self._inside) if self._queue else toolbox
+    def toolbox(self, threads: ToolThreads) -> LocalToolbox:
+        """Return the toolbox of the worker, with its executions observed."""
+        return ObservedToolbox(threads, self._inside) if self._queue else LocalToolbox(threads)
 
     def observers(self) -> tuple[StepObserver, ...]:
         """Return what exports the steps and tool calls that end."""

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
 from stepfleet.worker.models import Models
-from stepfleet.worker.ports import StepObserver, Toolbox
+from stepfleet.worker.ports import StepObserver
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallObservation,
@@ -34,6 +34,8 @@ from stepfleet.worker.telemetry.observations import (
     current_attempt,
 )
 from stepfleet.worker.telemetry.span_plans import new_span_id
+from stepfleet.worker.toolbox.box import LocalToolbox
+from stepfleet.worker.toolbox.threads import ToolThreads
 
 Offer = Callable[[Observation], None]
 Inside = Callable[[str, int], AbstractContextManager[Any]]
@@ -87,15 +89,12 @@ class TelemetryObserver(StepObserver):
         self._offer(ToolTaskObservation(taken, tuple(attempt.calls), delivered.applied))
 
 
-class ObservedToolbox:
-    """A toolbox whose executions are seen."""
+class ObservedToolbox(LocalToolbox):
+    """The toolbox of a worker, its executions seen."""
 
-    def __init__(self, toolbox: Toolbox, inside: Inside) -> None:
-        self._toolbox = toolbox
+    def __init__(self, threads: ToolThreads, inside: Inside) -> None:
+        super().__init__(threads)
         self._inside = inside
-        self.recall = toolbox.recall
-        self.needs_approval = toolbox.needs_approval
-        self.text = toolbox.text
 
     async def execute(
         self,
@@ -108,11 +107,11 @@ class ObservedToolbox:
         """Run one call. Tool trouble becomes the record's error; only cancellation raises."""
         attempt = current_attempt(invocation.run_id)
         if attempt is None:
-            return await self._toolbox.execute(call, tools, invocation, clock=clock)
+            return await super().execute(call, tools, invocation, clock=clock)
         span_id, began, code = new_span_id(), attempt.now, ""
         try:
             with self._inside(invocation.run_id, span_id):
-                record = await self._toolbox.execute(call, tools, invocation, clock=clock)
+                record = await super().execute(call, tools, invocation, clock=clock)
             code = record.error.code if record.error else ""
         except asyncio.CancelledError:
             code = CANCELLED

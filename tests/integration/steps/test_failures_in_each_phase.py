@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.deadlines import until
@@ -275,7 +275,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 PHASES: dict[str, Broken] = {
     "load": lambda ports: replace(ports, agent=raising(RuntimeError("phase bug"))),
     "tool": lambda ports: replace(
-        ports, toolbox=FailingPort(ports.toolbox, "execute", RuntimeError("phase bug"))
+        ports, toolbox=cast("Any", FailingPort(ports.toolbox, "execute", RuntimeError("phase bug")))
     ),
     "price": lambda ports: replace(ports, cost=raising(RuntimeError("phase bug"))),
     "journal": lambda ports: replace(

@@ -459,17 +459,14 @@ def _strike_after_the_claim(hands: Hands, run: str, how: str, point: str) -> Non
 async def test_a_suspect_step_waits_for_no_turn_before_its_call(opened: Opened) -> None:
     """Nothing could keep what an interruption of that wait would break off."""
 
-    class Trusting:
-        """Lets every step be done in this process."""
-
-        async def takes(self, *_: object) -> bool:
-            return False
+    async def trusts(*_: object) -> bool:
+        return False
 
     async with opened(say("done")) as (desk, hands, run_id):
         await desk.claim(run_id)
         await lease_runs_out(desk, run_id)
         pacing = ConcurrencyLimiter(most=1, stuck=3600.0)
-        ports = replace(hands.ports(), isolation=Trusting(), pacing=pacing)
+        ports = replace(hands.ports(), isolation=trusts, pacing=pacing)
 
         async def paced() -> StepReport:
             with ports.pacing:

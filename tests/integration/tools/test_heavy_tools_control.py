@@ -12,7 +12,7 @@ from stepfleet.orchestrator.protocol.claim import Held, Refused
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.worker.leases.lease import AnyLease, CallLease
+from stepfleet.worker.leases.lease import Lease
 
 
 async def test_a_cancel_ends_a_waiting_run_at_once_and_its_late_result_is_listed(
@@ -163,9 +163,9 @@ async def test_a_cancelled_runs_call_is_broken_off_by_its_next_renewal(opened: O
         await started.wait()
         await desk.control.cancel(await desk.stored(run_id), "enough")
 
-        async def once(lease: AnyLease) -> Held:
-            assert isinstance(lease, CallLease)
-            taken = lease.taken
+        async def once(lease: Lease) -> Held:
+            taken = lease.work
+            assert isinstance(taken, TakenCall)
             return await desk.steps.calls.keep(taken.hint, taken.token, lease.seconds)
 
         await hands.leases.renew(once)

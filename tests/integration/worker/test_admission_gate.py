@@ -12,7 +12,7 @@ from support.runs.stored_runs import Bench, bench, called
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.limits.limit import names_of
-from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Wait
+from stepfleet.orchestrator.protocol.attempt import Parked, Wait
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.admission.calls import (
@@ -221,7 +221,7 @@ async def test_the_grant_of_an_answered_step_is_spent_where_nobody_has_settled_i
         await desk.steps.journal(claim, 0.1, response=attempt.response)
         again = replace(claim, journal=replace(claim.journal, response=attempt.response))
         waits = (Wait(0, "heavy", "look"),)
-        parked = Parked(attempt.span, waits, Interrupted(attempt.span, Interruption.CANCELLED))
+        parked = Parked(attempt.span, waits, replace(attempt, records=(), texts=(), cost_usd=0.0))
         await desk.commit(again, parked)
         refused = await steps.claim(hint, desk.token())
         assert isinstance(refused, Refusal)

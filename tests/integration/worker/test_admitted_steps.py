@@ -11,7 +11,7 @@ from support.runs.stored_runs import Bench, bench, plain_agent
 from stepfleet.orchestrator import LLMResponse, ModelRequest, ModelSettings, ToolCall, UsageStats
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.limits.estimates import MOST_FIRST_OUTPUT
-from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Span, Wait
+from stepfleet.orchestrator.protocol.attempt import Answered, Parked, Span, Wait
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
 from stepfleet.orchestrator.store.admission.calls import refunding
@@ -57,7 +57,7 @@ async def test_a_call_whose_tools_are_tasks_of_their_own_is_charged_with_its_tok
     parked = Parked(
         span,
         (Wait(0, "gpu", "render"),),
-        Interrupted(span, Interruption.CANCELLED, response, cost_usd=0.005, noted=True),
+        Answered(span, response, cost_usd=0.005, noted=True),
     )
     verdict = desk.verdict(claim, parked)
     await steps.journal(claim, 0.1, response=response, entries=CallEntries(price=verdict.lost))

@@ -23,6 +23,7 @@ from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.worker.leases.lease import Leases
+from stepfleet.worker.leases.renewal import renewing
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.ticker import Ticker
@@ -80,7 +81,7 @@ class UnluckyWorker:
                     await self._ticker.prepare()
                 await self._ticker.turn()
                 for lease in list(self._leases.steps.values()):
-                    await self._store.journal(lease.claim, lease.seconds)
+                    await renewing(self._store)(lease)
                 await rescuer.rescue_all()
             await asyncio.sleep(0.05)
 

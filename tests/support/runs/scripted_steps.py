@@ -74,6 +74,27 @@ class Script(LLM):
         return answer
 
 
+async def _admitted(*_: Any) -> None:
+    """Admit every call."""
+
+
+async def _nothing(*_: Any) -> None:
+    """Find no agent, and no run."""
+
+
+async def _later(*_: Any) -> float:
+    return 5.0
+
+
+ALONE: dict[str, Any] = {
+    "admit": _admitted,
+    "successor": _nothing,
+    "stop_run": _nothing,
+    "attend": _later,
+}
+"""The ports of a step that waits for no limit, no other run and no person."""
+
+
 class Crash(BaseException):
     """What stands for the end of the process at a crash point; no code catches it."""
 
@@ -117,10 +138,10 @@ class Hands:
             agent=LocalAgents([self.agent], self.models).find,
             toolbox=LocalToolbox(4),
             cost=lambda _model, usage, *_: usage.total_tokens / 1000,
-            elapsed=time.monotonic,
             jitter=random.random,
             token=self.desk.token,
             crash=self._crash(),
+            **ALONE,
             worker="test",
             pacing=self.pacing,
         )

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.runs.fake_store import RUN, FakeStore
-from support.runs.scripted_steps import Script, call, say
+from support.runs.scripted_steps import ALONE, Script, call, say
 
 from stepfleet.orchestrator import Agent, ErrorInfo, LLMResponse, ModelRequest, tool
 from stepfleet.orchestrator.errors import ModelError, RateLimitError, StoreError
@@ -47,10 +47,10 @@ class Scene:
             agent=LocalAgents([self.agent], Models()).find,
             toolbox=LocalToolbox(2),
             cost=lambda _model, usage, *_: usage.total_tokens / 1000,
-            elapsed=lambda: 0.0,
             jitter=lambda: 0.5,
             token=lambda: f"t{next(self.tokens)}",
             crash=self.visited.append,
+            **ALONE,
             worker="test",
         )
         return replace(given, **self.changes)
@@ -98,7 +98,7 @@ def interrupting(of: Scene, by: Wants, answer: LLMResponse) -> Callable[..., Awa
 
 def renewed(store: FakeStore) -> Callable[[Any], Awaitable[Any]]:
     async def renew(lease: Any) -> Any:
-        return await store.journal(lease.claim, 0.0)
+        return await store.journal(lease.work, 0.0)
 
     return renew
 
@@ -501,11 +501,10 @@ async def test_work_that_an_isolated_process_takes_is_not_done_here() -> None:
     made = scene(say("never"))
     made.store.losses = Losses(1)
 
-    class Elsewhere:
-        async def takes(self, lease: Any, ports: Ports) -> bool:
-            return True
+    async def takes(lease: Any, ports: Ports) -> bool:
+        return True
 
-    made.changes["isolation"] = Elsewhere()
+    made.changes["isolation"] = takes
     report = await made.step(0)
     assert (report.isolated, made.asked, made.store.verdicts) == (True, [], [])
 

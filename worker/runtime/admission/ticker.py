@@ -115,7 +115,7 @@ class Ticker:
         """
         for used in list(self._gate.held.values()):
             lease = self._leases.steps.get(used.hint.run_id)
-            is_left = lease is None or lease.claim.hint != used.hint
+            is_left = lease is None or lease.work.hint != used.hint
             if is_left and used.is_left:  # twice: its claim may just have been answered
                 self._gate.forget(used.hint)
             used.is_left = is_left

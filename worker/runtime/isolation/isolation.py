@@ -9,8 +9,9 @@ from functools import partial
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.suspicion import Stance, Suspect
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
-from stepfleet.worker.leases.lease import AnyLease, CallLease, Renew
+from stepfleet.worker.leases.lease import Lease, Renew
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses, Job, Outcome
 from stepfleet.worker.step import release
@@ -37,7 +38,7 @@ class Isolation:
         self._marks = marks
         self._processes = processes
 
-    async def takes(self, lease: AnyLease, ports: Ports) -> bool:
+    async def takes(self, lease: Lease, ports: Ports) -> bool:
         """Execute the work elsewhere, or delay it; False where it is to be done here.
 
         The isolated process goes on under the same token. Raises `StoreError` when Redis stays
@@ -72,15 +73,15 @@ class Isolation:
         if self._processes:
             await self._processes.aclose()
 
-    async def _died(self, lease: AnyLease, group: int) -> None:
+    async def _died(self, lease: Lease, group: int) -> None:
         lease.settle()  # what is dispatched again may come to this worker
         work = lease.work
         await self._marks.died(work.hint, work.token, group, work.config.name)
 
 
-async def _release(lease: AnyLease, ports: Ports, delay: float) -> None:
-    if isinstance(lease, CallLease):
-        taken = lease.taken
-        await ports.calls.leave(taken.hint, taken.token, delay=delay, started=False)
+async def _release(lease: Lease, ports: Ports, delay: float) -> None:
+    work = lease.work
+    if isinstance(work, TakenCall):
+        await ports.calls.leave(work.hint, work.token, delay=delay, started=False)
     else:
-        await release(lease.claim, ports, delay)
+        await release(work, ports, delay)

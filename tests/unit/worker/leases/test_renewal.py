@@ -15,7 +15,7 @@ from support.runs.seen_steps import a_claim
 from stepfleet.orchestrator import ToolCall
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.worker.leases.lease import BaseLease, CallLease, Lease, Leases
+from stepfleet.worker.leases.lease import Lease, Leases
 
 LONG = 60.0
 
@@ -31,11 +31,8 @@ class Answer:
 OURS = Answer()
 
 
-def name_of(lease: BaseLease) -> str:
-    if isinstance(lease, Lease):
-        return lease.claim.run_id
-    assert isinstance(lease, CallLease)
-    return lease.taken.hint.run_id
+def name_of(lease: Lease) -> str:
+    return lease.work.hint.run_id
 
 
 @dataclass
@@ -47,7 +44,7 @@ class HalfAway:
     begun: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
 
-    async def renew(self, lease: BaseLease) -> Any:
+    async def renew(self, lease: Lease) -> Any:
         name = name_of(lease)
         self.begun[name] += 1
         if name != "away":
@@ -65,7 +62,7 @@ class Hands:
     """Leases, with one on each half."""
 
     leases: Leases
-    away: BaseLease
+    away: Lease
     held: ExitStack
 
     async def round(self, redis: HalfAway) -> None:
@@ -82,7 +79,7 @@ def taken(run_id: str) -> TakenCall:
 @pytest.fixture(params=["steps", "calls"])
 async def hands(request: pytest.FixtureRequest) -> AsyncIterator[Hands]:
     held, leases = ExitStack(), Leases(lambda: 0.0)
-    made: list[BaseLease] = []
+    made: list[Lease] = []
     for one in ("well", "away"):
         if request.param == "steps":
             made.append(held.enter_context(leases.hold(a_claim(run_id=one))))
@@ -129,7 +126,7 @@ async def test_nothing_is_left_of_a_renewal_when_its_lease_is_over(hands: Hands)
 async def test_a_renewal_that_fails_is_tried_in_the_next_round(hands: Hands) -> None:
     tried = Counter[str]()
 
-    async def fails(lease: BaseLease) -> Any:
+    async def fails(lease: Lease) -> Any:
         tried[name_of(lease)] += 1
         raise OSError("gone")
 
