@@ -21,10 +21,10 @@ from stepfleet.orchestrator.memory.protocol import Memory
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.models.pricing import Cost
 from stepfleet.orchestrator.protocol.attempt import Span
-from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, Work
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall
 from stepfleet.orchestrator.records.calls.answers import Awaited, RunEnd
 from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.errors import ErrorInfo
@@ -48,7 +48,7 @@ Around = Callable[[Call], Call]
 class Store(Protocol):
     """Claim, journal, commit."""
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+    async def claim(self, hint: Work, token: str) -> Claim | Refusal:
         """Take a step, or be refused."""
 
     async def journal(
@@ -74,12 +74,12 @@ class Store(Protocol):
 class CallStore(Protocol):
     """Take, leave, deliver."""
 
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
+    async def take(self, hint: Work, token: str) -> TakenCall | Refusal:
         """Take a call, or be refused."""
 
     async def leave(
         self,
-        hint: ToolHint,
+        hint: Work,
         token: str,
         *,
         delay: float = 0.0,
@@ -220,10 +220,16 @@ class Ports:
     circuits: OpenCircuits | None = None
     outage_patience: float = 86_400.0
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
-        """Claim a step by the store, seen by the observers. Raises `StoreError`."""
+    async def claim(self, work: Work, token: str) -> Claim | TakenCall | Refusal:
+        """Claim a step or a tool call, seen by the observers. Raises `StoreError`."""
+        if work.index is not None:
+            taken = await self.calls.take(work, token)
+            if isinstance(taken, TakenCall):
+                self._tell(lambda observer: observer.call_taken(taken))
+                self.crash("call-taken")
+            return taken
         self.crash("before-claim")
-        claim = await self.store.claim(hint, token)
+        claim = await self.store.claim(work, token)
         self._tell(lambda observer: observer.claimed(claim))
         if isinstance(claim, Claim):
             self.crash("after-claim")
@@ -237,14 +243,6 @@ class Ports:
         if not committed.wanted:
             self.crash("after-commit")
         return committed
-
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
-        """Take a tool call by the store, seen by the observers. Raises `StoreError`."""
-        taken = await self.calls.take(hint, token)
-        if isinstance(taken, TakenCall):
-            self._tell(lambda observer: observer.call_taken(taken))
-            self.crash("call-taken")
-        return taken
 
     async def deliver(self, taken: TakenCall, record: ToolCallRecord, seconds: float) -> Delivered:
         """Deliver a result by the store, seen by the observers. Raises `StoreError`."""

@@ -1,9 +1,12 @@
 """One step of a run: claim, execute, decide, commit. THE main path; start reading here.
 
-Knows neither Celery nor Redis: everything outside comes through `ports`.
+A tool call that is a task of its own goes the same way: take, execute, deliver. Knows neither
+Celery nor Redis: everything outside comes through `ports`. The message is a hint; what is to be
+done is read from the run.
 """
 
 import asyncio
+import logging
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,14 +20,22 @@ from stepfleet.orchestrator.protocol.attempt import (
     Interrupted,
     Interruption,
     Prevented,
+    gave_up,
+    not_run,
 )
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, Work
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
 from stepfleet.orchestrator.protocol.holding import held, holding_error
 from stepfleet.orchestrator.protocol.lost_attempts import lost_use
+from stepfleet.orchestrator.protocol.suspicion import Stance
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
+from stepfleet.orchestrator.protocol.waiting import TakenCall
+from stepfleet.orchestrator.records.calls.answers import Awaited, awaited_by
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.usage import LostUse, Spent
+from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed
 from stepfleet.worker.attempt.made_calls import in_vain
 from stepfleet.worker.attempt.model_call import (
@@ -35,8 +46,10 @@ from stepfleet.worker.attempt.model_call import (
     log_broken,
 )
 from stepfleet.worker.attempt.tool_turn import ToolTurn
-from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.ports import Ports, StepContext
+from stepfleet.worker.leases.lease import Lease, Leases
+from stepfleet.worker.ports import AgentCode, Ports, StepContext
+
+log = logging.getLogger(__name__)
 
 CANCELLED = "a cancel was requested"
 OF_VALUES = (
@@ -54,33 +67,39 @@ LONGEST_CHECKS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class StepReport:
-    """What became of a step task.
+class Report:
+    """What became of a task: of a step, or of a tool call.
 
     `refusal` is set when there was nothing to do; `isolated` when an isolated process does it.
-    `owes` is set where other runs are to learn of the run's end, or of a request to it,
-    `is_last` where its batch may have ended with it.
+    `applied` is true where the run has the result: a step's `verdict`, or the `record` of a call,
+    which is None where the call was given back. `attended` is set for a call that waits for another
+    run, or a person. `owes` is set where other runs are to learn of the run's end, or of a request
+    to it, `is_last` where its batch may have ended with it.
     """
 
-    hint: StepHint
+    work: Work
     refusal: Refusal | None = None
     verdict: Verdict | None = None
+    record: ToolCallRecord | None = None
     applied: bool = False
     isolated: bool = False
+    attended: bool = False
     owes: bool = False
     is_last: bool = False
 
 
-async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
-    """Do the step that `hint` names, if it is due and nobody holds it.
+async def run_work(work: Work, ports: Ports, leases: Leases) -> Report:
+    """Do the step, or make the tool call, that `work` names: if it is due and nobody holds it.
 
     Raises `StoreError` when Redis stays out of reach; what is not committed then is repeated by
-    the worker that claims the run after the lease.
+    the worker that claims it after the lease.
     """
     token = ports.token()
-    claim = await leases.complete(ports.claim(hint, token), partial(unclaim, hint, token, ports))
+    claim = await leases.complete(ports.claim(work, token), partial(unclaim, work, token, ports))
     if isinstance(claim, Refusal):
-        return StepReport(hint, refusal=claim, owes=claim.owes)
+        return Report(work, refusal=claim, owes=claim.owes)
+    if isinstance(claim, TakenCall):
+        return await make_call(claim, ports, leases)
     with leases.hold(claim) as lease:
         step = StepContext.of(claim, lease, ports)
         criteria, attempt = await execute(step)
@@ -89,15 +108,18 @@ async def run_step(hint: StepHint, ports: Ports, leases: Leases) -> StepReport:
         return await leases.complete(write(), write)
 
 
-async def unclaim(hint: StepHint, token: str, ports: Ports) -> None:
+async def unclaim(work: Work, token: str, ports: Ports) -> None:
     """Give back what a cancelled claim may have taken: claim again under its token."""
-    claim = await ports.claim(hint, token)
+    claim = await ports.claim(work, token)
     if not isinstance(claim, Refusal):
         await release(claim, ports)
 
 
-async def release(claim: Claim, ports: Ports, delay: float = 0.0) -> None:
-    """Give a claimed step back to other workers, due after `delay` seconds."""
+async def release(claim: Claim | TakenCall, ports: Ports, delay: float = 0.0) -> None:
+    """Give claimed work back to other workers, due after `delay` seconds."""
+    if isinstance(claim, TakenCall):
+        await ports.calls.leave(claim.hint, claim.token, delay=delay, started=False)
+        return
     while True:
         verdict = Verdict(Move.RELEASE, claim.state, delay=delay)
         if not (await ports.commit(claim, verdict, Events([]))).wanted:
@@ -173,11 +195,11 @@ async def _interrupted(step: StepContext, turn: ToolTurn | None, by: Interruptio
 
 async def commit(
     step: StepContext, attempt: Attempt | None, criteria: ContinuationCriteria
-) -> StepReport:
+) -> Report:
     """Decide what follows and write it; decide once more when a cancel arrives meanwhile."""
     claim, ports = step.claim, step.ports
     if attempt is None:
-        return StepReport(claim.hint, isolated=True)
+        return Report(claim.hint, isolated=True)
     if isinstance(attempt, Interrupted) and attempt.by is Interruption.CANCELLED:
         claim = _cancelled(claim)
     is_broken = False
@@ -194,7 +216,7 @@ async def commit(
             is_broken, attempt = True, failure_of(error, step.span, step.calls.remembered)
             continue
         if not done.wanted:
-            return StepReport(
+            return Report(
                 claim.hint,
                 verdict=verdict,
                 applied=done.applied,
@@ -271,3 +293,83 @@ def conclude(
 def _cancelled(claim: Claim) -> Claim:
     state = claim.state.model_copy(update={"stop_requested": CANCELLED})
     return replace(claim, state=state)
+
+
+async def make_call(taken: TakenCall, ports: Ports, leases: Leases) -> Report:
+    """Make a tool call that is a task of its own; its run waits for it without a slot."""
+    work = taken.hint
+    try:
+        agent = ports.agent(taken.config)
+    except Exception as error:  # noqa: BLE001 - whatever is wrong here, another worker may have it
+        log.warning("a tool call was left to other workers: %s", error)
+        await release(taken, ports, ports.patience)
+        return Report(work, refusal=Refusal(Refused.UNREADABLE, str(error)))
+    with leases.hold(taken) as lease:
+        if awaited := awaited_by(taken.place):
+            return await _attend(taken, awaited, agent, lease, ports)
+        if taken.crashes and ports.isolation and await ports.isolation(lease, ports):
+            return Report(work, isolated=True)
+        record = await _record(taken, agent, lease, ports)
+        lease.settle()
+        if record is None:
+            lost = LostAttempt(
+                kind=LostKind.INTERRUPTED,
+                step=work.step + 1,
+                seconds=lease.seconds,
+                reason=f"the worker stopped while tool {taken.call.name} ran",
+            )
+            await ports.calls.leave(work, taken.token, lost=lost)
+            return Report(work)
+        delivered = await ports.deliver(taken, record, lease.seconds)
+    return Report(work, record=record, applied=delivered.applied)
+
+
+async def _attend(
+    taken: TakenCall, awaited: Awaited, agent: AgentCode, lease: Lease, ports: Ports
+) -> Report:
+    """Look after a call that no tool makes; it is left to others until its next look."""
+    delay = ports.patience
+    try:
+        delay = await ports.attend(taken, awaited, agent)
+        ports.crash("call-attended")
+    except StoreError:
+        raise
+    except asyncio.CancelledError:
+        delay = 0.0
+    except Exception:
+        run_id = taken.hint.run_id
+        log.exception("tool call %s of run %s is looked at again", taken.call.name, run_id)
+    lease.settle()
+    await release(taken, ports, delay)
+    return Report(taken.hint, attended=True)
+
+
+async def _record(
+    taken: TakenCall, agent: AgentCode, lease: Lease, ports: Ports
+) -> ToolCallRecord | None:
+    """Return the call's record, whatever happens; None where this worker has to stop."""
+    hint, call = taken.hint, taken.call
+    if taken.losses.suspicion(ports.poison_limit).stance is Stance.PROVEN:
+        return gave_up(call, lease.now, taken.crashes)
+    invocation = ToolInvocation.of(
+        call,
+        run_id=hint.run_id,
+        execution=taken.execution,
+        step=hint.step + 1,
+        index=taken.index,
+        attempt=taken.attempt,
+        custom_state=taken.custom_state,
+    ).within(taken.metadata, taken.batch_id, taken.line_id)
+    try:
+        ports.crash("during-call-task")
+        if (announce := agent.starts_for(taken)) is not None:
+            announce(call, lease.now)
+        return await ports.toolbox.attempt(call, agent.tools, invocation, clock=lambda: lease.now)
+    except asyncio.CancelledError as cancelled:
+        by = lease.interrupted_by(cancelled)
+        if by is Interruption.HANDED_BACK:
+            return None
+        record = not_run(call, by, lease.now)
+        if by.from_outside and record.error:
+            log.warning("tool %s of run %s: %s", call.name, hint.run_id, record.error.message)
+        return record

@@ -3,7 +3,7 @@
 from datetime import datetime
 
 from stepfleet.orchestrator.events.envelope import Event, EventType
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd
 from stepfleet.orchestrator.records.calls.tools import DENIED, ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.records.run.results import RunStatus
@@ -21,7 +21,7 @@ def answered(call: ToolCall, answer: Answer, at: datetime) -> ToolCallRecord | N
 
 
 def decided_event(
-    hint: ToolHint, execution: int, call: ToolCall, decision: Decision, at: datetime
+    hint: Work, execution: int, call: ToolCall, decision: Decision, at: datetime
 ) -> Event:
     """Return the event of a call's decision."""
     payload = {

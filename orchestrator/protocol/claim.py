@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.limits.budgets import Exhausted
@@ -18,11 +19,26 @@ from stepfleet.orchestrator.records.state import AgentState
 
 
 @dataclass(frozen=True, slots=True)
-class StepHint:
-    """The content of a task message: this step of this run may be due. Steps count from 0."""
+class Work:
+    """What a task message names: this step of this run may be due, or a tool call of it.
+
+    Steps count from 0, and so does `index`, that of the call in its response; None for the step.
+    """
 
     run_id: str
     step: int
+    index: int | None = None
+
+    @property
+    def args(self) -> tuple[Any, ...]:
+        """The arguments of its task."""
+        at = (self.run_id, self.step)
+        return at if self.index is None else (*at, self.index)
+
+    @property
+    def of_step(self) -> "Work":
+        """The step that this is, or is a call of."""
+        return Work(self.run_id, self.step)
 
 
 class Refused(StrEnum):
@@ -141,9 +157,9 @@ class Claim:
         return self.batch_id or self.billed or ""
 
     @property
-    def hint(self) -> StepHint:
+    def hint(self) -> Work:
         """What names this step in a task message."""
-        return StepHint(self.run_id, self.step)
+        return Work(self.run_id, self.step)
 
     @property
     def crashes(self) -> int:

@@ -18,8 +18,7 @@ from kombu.exceptions import ChannelError, OperationalError
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.calls.answers import awaited_by
 from stepfleet.orchestrator.redis_client.transient_errors import OutageLog, TransientError
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
@@ -47,7 +46,7 @@ def call_label(agent: str, step: int, tool: str) -> str:
 class CallTask:
     """A tool call to dispatch, its queue, and its label in Flower."""
 
-    hint: ToolHint
+    hint: Work
     queue: str
     label: str
 
@@ -102,7 +101,7 @@ class StepMessages(TaskMessages):
     def __init__(self, queue: str, signing: SigningKeys | None = None) -> None:
         super().__init__(queue, TASK, ["run", 0], signing)
 
-    def build(self, hint: StepHint, agent: str) -> str:
+    def build(self, hint: Work, agent: str) -> str:
         """Return the message (JSON) that makes a worker look at `hint`."""
         return self.filled([hint.run_id, hint.step], step_label(agent, hint.step))
 
@@ -187,11 +186,11 @@ class Dispatch:
         """Return the list of a Redis broker that holds a queue's messages."""
         return self._prefix + queue
 
-    def message(self, hint: StepHint, agent: str) -> str:
+    def message(self, hint: Work, agent: str) -> str:
         """Return the message that a script pushes; empty where it is published afterwards."""
         return self._messages.build(hint, agent) if self._messages else ""
 
-    async def publish(self, hints: Sequence[tuple[StepHint, str]], *, behind: bool = False) -> None:
+    async def publish(self, hints: Sequence[tuple[Work, str]], *, behind: bool = False) -> None:
         """Send hints (each with its agent's name) now, ahead of runs that have not begun.
 
         `behind` sends them to the end of the queue, like those of new runs.
@@ -208,7 +207,7 @@ class Dispatch:
                 for hint, agent in hints
             )
 
-    async def published(self, hint: StepHint, agent: str) -> None:
+    async def published(self, hint: Work, agent: str) -> None:
         """Send `hint` unless the script has pushed it already."""
         if not self.in_script:
             await self.publish([(hint, agent)])

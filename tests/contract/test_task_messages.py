@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, load_settings
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
 from stepfleet.orchestrator.store.dispatch import CallMessages, StepMessages, call_label, step_label
@@ -38,7 +38,7 @@ def without_own(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_hand_built_message_equals_celerys_own(redis_url: str) -> None:
-    ours = json.loads(StepMessages("stepfleet").build(StepHint("r1", 2), "solver"))
+    ours = json.loads(StepMessages("stepfleet").build(Work("r1", 2), "solver"))
     assert without_own(ours) == without_own(celerys(redis_url))
 
 
@@ -56,7 +56,7 @@ def test_a_hand_built_message_of_a_tool_call_equals_celerys_own(redis_url: str) 
 
 def test_every_message_has_ids_of_its_own(redis_url: str) -> None:
     messages = StepMessages("stepfleet")
-    first, second = (json.loads(messages.build(StepHint("r1", 2), "solver")) for _ in range(2))
+    first, second = (json.loads(messages.build(Work("r1", 2), "solver")) for _ in range(2))
     assert first["headers"]["id"] != second["headers"]["id"]
     assert first["properties"]["delivery_tag"] != second["properties"]["delivery_tag"]
     assert first["headers"]["id"] == first["headers"]["root_id"]
@@ -65,7 +65,7 @@ def test_every_message_has_ids_of_its_own(redis_url: str) -> None:
 
 def test_a_message_tells_agent_step_and_run_and_nothing_of_the_prompt() -> None:
     """DIST-02, SER-26: JSON, ids and numbers only."""
-    text = StepMessages("stepfleet").build(StepHint("r1", 2), "solver")
+    text = StepMessages("stepfleet").build(Work("r1", 2), "solver")
     message = json.loads(text)
     assert message["headers"]["shadow"] == "solver: step 3"
     assert message["headers"]["argsrepr"] == "['r1', 2]"
@@ -92,13 +92,13 @@ def test_a_signed_message_equals_what_celery_sends_with_the_signature(redis_url:
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         theirs = json.loads(client.lindex("stepfleet", 0))
     app.close()
-    ours = json.loads(StepMessages("stepfleet", signing).build(StepHint("r1", 2), "solver"))
+    ours = json.loads(StepMessages("stepfleet", signing).build(Work("r1", 2), "solver"))
     assert without_own(ours) == without_own(theirs)
     assert ours["headers"][HEADER] == signature
 
 
 def test_without_keys_nothing_is_signed() -> None:
-    assert HEADER not in StepMessages("stepfleet").build(StepHint("r1", 2), "solver")
+    assert HEADER not in StepMessages("stepfleet").build(Work("r1", 2), "solver")
 
 
 def test_making_a_message_touches_no_broker_that_the_environment_names(

@@ -39,7 +39,6 @@ from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.time_limit import run_check
 from stepfleet.worker.attempt.made_calls import entries_with, is_journaled
 from stepfleet.worker.attempt.model_call import info_of
-from stepfleet.worker.attempt.tool_call import attempt_call
 from stepfleet.worker.attempt.usage import call_cost
 from stepfleet.worker.ports import AgentCode, StepContext
 from stepfleet.worker.toolbox.execution import execute_in_order
@@ -297,12 +296,9 @@ class ToolTurn:
         before = index in self.claim.journal.started
         if self._announce is not None:
             self._announce(call, self.lease.now)
-        return await attempt_call(
-            call,
-            self._invocation(index, call, 2 if before else 1),
-            self.agent.tools,
-            self.ports.toolbox,
-            clock=lambda: self.lease.now,
+        invocation = self._invocation(index, call, 2 if before else 1)
+        return await self.ports.toolbox.attempt(
+            call, self.agent.tools, invocation, clock=lambda: self.lease.now
         )
 
     def _invocation(self, index: int, call: ToolCall, attempt: int = 1) -> ToolInvocation:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.settings.settings import TOOL_TASK
 from stepfleet.orchestrator.settings.signing import HEADER, SigningKeys
 from stepfleet.orchestrator.tools.schemas.bounded_json import is_unicode
 
@@ -28,16 +28,11 @@ class Inadmissible(ValueError):  # noqa: N818 - a verdict
     """The message must not be acted on; the text is the reason."""
 
 
-def step_hint(args: Sequence[Any], kwargs: dict[str, Any]) -> StepHint:
-    """Return the step that a task's arguments name. Raises `Inadmissible`."""
-    run_id, step = args if not kwargs and len(args) == len(_STEP) else _named(_STEP, args, kwargs)
-    return StepHint(_run_id(run_id), _number("step", step))
-
-
-def call_hint(args: Sequence[Any], kwargs: dict[str, Any]) -> ToolHint:
-    """Return the tool call that a task's arguments name. Raises `Inadmissible`."""
-    run_id, step, index = _named(_CALL, args, kwargs)
-    return ToolHint(_run_id(run_id), _number("step", step), _number("index", index))
+def work_in(task: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Work:
+    """Return the step, or the tool call, that a task's arguments name. Raises `Inadmissible`."""
+    names = _CALL if task == TOOL_TASK else _STEP
+    given = args if not kwargs and len(args) == len(names) else _named(names, args, kwargs)
+    return Work(_run_id(given[0]), *map(_number, names[1:], given[1:]))
 
 
 def check_limits(request: Any) -> None:

@@ -6,13 +6,13 @@ Knows nothing of Redis or Celery: renewal is a callable.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import Claim, Held, StepHint, Want
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.claim import Claim, Held, Want, Work
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.worker.engine.bridge import TERMINATED, TIME_IS_UP
 
 log = logging.getLogger(__name__)
@@ -21,7 +21,6 @@ ROUND_SECONDS = 0.1
 """A round waits for renewals for at most this long: less than the shortest lease."""
 
 Renew = Callable[["Lease"], Awaitable[Held]]
-_Key = TypeVar("_Key", str, ToolHint)
 _T = TypeVar("_T")
 
 
@@ -107,11 +106,10 @@ class Lease:
 
 
 class Leases:
-    """All steps (by run id) and tool calls that this process holds, by the name `worker`."""
+    """All steps and tool calls that this process holds, by the name `worker`."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
-        self.steps: dict[str, Lease] = {}
-        self.calls: dict[ToolHint, Lease] = {}
+        self.held: dict[Work, Lease] = {}
         self.draining = False
         self.worker = ""
         self.slots: Callable[[], int] | None = None
@@ -120,49 +118,43 @@ class Leases:
         self._writes: set[asyncio.Task[object]] = set()
 
     def __len__(self) -> int:
-        return len(self.steps) + len(self.calls)
+        return len(self.held)
 
     def __iter__(self) -> Iterator[Lease]:
-        return iter([*self.steps.values(), *self.calls.values()])
+        return iter(list(self.held.values()))
 
-    def hold(self, claim: Claim) -> AbstractContextManager[Lease]:
-        """Keep a step among the leases that are renewed, for the time of its attempt."""
-        return self._hold(self.steps, claim.run_id, claim)
-
-    def hold_call(self, taken: TakenCall) -> AbstractContextManager[Lease]:
-        """Keep a tool call among the leases that are renewed, for the time of its attempt."""
-        return self._hold(self.calls, taken.hint, taken)
+    @property
+    def calls(self) -> int:
+        """How many of them are tool calls."""
+        return sum(work.index is not None for work in list(self.held))
 
     @contextmanager
-    def _hold(self, held: dict[_Key, Lease], key: _Key, work: Claim | TakenCall) -> Iterator[Lease]:
-        lease = held[key] = Lease(work, self._elapsed)
+    def hold(self, work: Claim | TakenCall) -> Iterator[Lease]:
+        """Keep work among the leases that are renewed, for the time of its attempt."""
+        hint = work.hint
+        lease = self.held[hint] = Lease(work, self._elapsed)
         if self._hands_back:  # it was being claimed when the others were handed back
             lease.interrupt(Interruption.HANDED_BACK)
         try:
             yield lease
         finally:
             lease.release()
-            if held.get(key) is lease:
-                del held[key]
+            if self.held.get(hint) is lease:
+                del self.held[hint]
 
     def of(self, run_id: str) -> list[Lease]:
         """Return the leases on a run's step and tool calls."""
-        step = self.steps.get(run_id)
-        held = list(self.calls.values())  # at once: remote control asks in a thread of its own
-        calls = [lease for lease in held if lease.work.hint.run_id == run_id]
-        return [step, *calls] if step else [*calls]
+        held = list(self.held.items())  # at once: remote control asks in a thread of its own
+        return [lease for work, lease in held if work.run_id == run_id]
 
-    async def keeps(self, hint: StepHint | ToolHint) -> bool:
-        """Tell whether this process works on what a further hint names.
+    async def keeps(self, work: Work) -> bool:
+        """Tell whether this process works on what a further message names.
 
         Its lease may look lapsed: to a Redis whose clock was set forward, or after a pause of this
         process. A process that holds the work must not begin it again.
         """
-        if isinstance(hint, ToolHint):
-            call = self.calls.get(hint)
-            return call is not None and await call.is_kept()
-        lease = self.steps.get(hint.run_id)
-        return lease is not None and lease.work.hint == hint and await lease.is_kept()
+        lease = self.held.get(work)
+        return lease is not None and await lease.is_kept()
 
     def hand_back(self) -> None:
         """Interrupt all attempts, so that other workers take their runs over at once."""

@@ -89,7 +89,9 @@ class Renewal:
         """Renew the leases of a run, or of a batch (and of all tool calls), at once."""
         held: Iterable[Lease] = self._leases.of(run_id)
         if batch_id:
-            steps = self._leases.steps.values()
-            held = [lease for lease in steps if lease.work.batch_id == batch_id]
-            held = [*held, *self._leases.calls.values()]
+            held = [
+                lease
+                for lease in self._leases
+                if isinstance(lease.work, TakenCall) or lease.work.batch_id == batch_id
+            ]
         await self._leases.renew(self.once, held)

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.dashboard.access import host_of, is_rebindable
 from stepfleet.orchestrator.dashboard.api.recent import Recent
 from stepfleet.orchestrator.dashboard.api.records import Problem
-from stepfleet.orchestrator.dashboard.api.work import Work
+from stepfleet.orchestrator.dashboard.api.work import FileWork
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
 from stepfleet.orchestrator.records.calls.answers import AskCount
 from stepfleet.orchestrator.records.text.redaction import redact_error
@@ -64,7 +64,7 @@ class Site:
     content: bool = True
     is_local: bool = False
     busy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
-    work: Work = field(default_factory=Work)
+    work: FileWork = field(default_factory=FileWork)
     servers: Recent[tuple[Check, ...]] = field(default_factory=lambda: Recent(SERVERS_SECONDS))
     failures: Recent[Failures] = field(default_factory=lambda: Recent(FAILURES_SECONDS, 20))
     asks: Recent[AskCount] = field(default_factory=lambda: Recent(ASKS_SECONDS, 20))

@@ -21,7 +21,7 @@ PATIENCE = 20.0
 T = TypeVar("T")
 
 
-class Work:
+class FileWork:
     """The places for work on files, of which there are few."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.revision import Revision
 from stepfleet.orchestrator.records import exact_json
@@ -122,7 +122,7 @@ class Control:
 
     async def resume(self, run: StoredRun, request: str | None = None) -> ControlResult:
         """Let a paused run go on."""
-        hint = StepHint(run.run_id, run.step)
+        hint = Work(run.run_id, run.step)
         message = self._dispatch.message(hint, run.agent)
         args = (self._grace_ms, message, request or new_request())
         result = await self._run("resume", run.run_id, *args)
@@ -145,7 +145,7 @@ class Control:
         fields = self._retry_fields(run, revision, given, request or new_request())
         result = await self._run("retry", run.run_id, **fields)
         if result.outcome is ControlOutcome.RETRIED:
-            await self._dispatch.published(StepHint(run.run_id, revision.step), run.agent)
+            await self._dispatch.published(Work(run.run_id, revision.step), run.agent)
         return result
 
     async def retry_all(
@@ -169,7 +169,7 @@ class Control:
             if not self._dispatch.in_script:
                 await self._dispatch.publish(
                     [
-                        (StepHint(run.run_id, revision.step), run.agent)
+                        (Work(run.run_id, revision.step), run.agent)
                         for (run, revision), reply in zip(group, replies, strict=True)
                         if reply[0] == "retried"
                     ]
@@ -191,7 +191,7 @@ class Control:
             "slim": slim(revision.state),
             "since": log_end(revision.state.window),
             "overrides": exact_json.text(revision.overrides) if revision.overrides else "",
-            "message": self._dispatch.message(StepHint(run.run_id, revision.step), run.agent),
+            "message": self._dispatch.message(Work(run.run_id, revision.step), run.agent),
             "grace": self._grace_ms,
             "anew": int(state.info.execution > run.state.info.execution),
             "tokens": revision.removed.total_tokens,

@@ -20,7 +20,7 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.store.dispatch import CallMessages, StepMessages
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
@@ -164,7 +164,7 @@ def test_replayed_messages_move_no_run(
     queue, steps, calls = BrokerQueue(broker), StepMessages("stepfleet"), CallMessages("stepfleet")
 
     def replay(run_id: str) -> None:
-        built = [steps.build(StepHint(run_id, step), "plain") for step in range(6)]
+        built = [steps.build(Work(run_id, step), "plain") for step in range(6)]
         built += [calls.filled([run_id, step, 0], "plain") for step in range(3)]
         queue.put(*(one.encode() for one in built * 5))
 

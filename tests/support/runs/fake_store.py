@@ -23,13 +23,13 @@ from stepfleet.orchestrator.protocol.claim import (
     Journal,
     Refusal,
     Refused,
-    StepHint,
     Want,
+    Work,
 )
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.suspicion import Losses
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
-from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall
 from stepfleet.orchestrator.records.calls.answers import Answer
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.run.results import LostAttempt
@@ -44,10 +44,10 @@ class FakeCalls:
     """The tool calls that the run of a store waits for."""
 
     store: "FakeStore"
-    taken: dict[ToolHint, str] = field(default_factory=dict)
-    left: list[ToolHint] = field(default_factory=list)
+    taken: dict[Work, str] = field(default_factory=dict)
+    left: list[Work] = field(default_factory=list)
 
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
+    async def take(self, hint: Work, token: str) -> TakenCall | Refusal:
         """Take a call that the run waits for."""
         run = self.store
         if hint.step != run.step or hint.index not in run.waits:
@@ -60,7 +60,7 @@ class FakeCalls:
 
     async def leave(
         self,
-        hint: ToolHint,
+        hint: Work,
         token: str,
         *,
         delay: float = 0.0,
@@ -79,7 +79,7 @@ class FakeCalls:
         run = self.store
         if self.taken.pop(taken.hint, None) != taken.token:
             return Delivered(applied=False)
-        run.settle(taken.hint.index, record)
+        run.settle(taken.index, record)
         return Delivered(applied=True, left=len(run.waits))
 
 
@@ -113,7 +113,7 @@ class FakeStore:
         self.state = AgentState(agent_id=RUN, info=info, messages=(Message.user("Hi"),))
         self.calls = FakeCalls(self)
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+    async def claim(self, hint: Work, token: str) -> Claim | Refusal:
         """Take the step; again under the same token."""
         self.writes.append("claim")
         refused = None

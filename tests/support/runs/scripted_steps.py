@@ -18,15 +18,13 @@ from stepfleet.orchestrator import (
     ToolCall,
     UsageStats,
 )
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.worker.agents.local import LocalAgents
-from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Ports
-from stepfleet.worker.step import StepReport, run_step
+from stepfleet.worker.step import Report, run_work
 from stepfleet.worker.toolbox.box import LocalToolbox
 
 USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15)
@@ -110,16 +108,16 @@ class Hands:
     models: Models = field(default_factory=Models)
     pacing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
 
-    async def step(self, run_id: str, step: int) -> StepReport:
+    async def step(self, run_id: str, step: int) -> Report:
         """Do one step."""
         ports = self.ports()
         with ports.pacing:
-            return await run_step(StepHint(run_id, step), ports, self.leases)
+            return await run_work(Work(run_id, step), ports, self.leases)
 
-    async def call(self, run_id: str, step: int, index: int) -> CallReport:
+    async def call(self, run_id: str, step: int, index: int) -> Report:
         """Make one tool call that the run waits for, as a task of its own."""
-        hint = ToolHint(run_id, step, index)
-        return await run_call(hint, self.ports(), self.leases)
+        hint = Work(run_id, step, index)
+        return await run_work(hint, self.ports(), self.leases)
 
     async def finish(self, run_id: str, most: int = 20) -> None:
         """Do steps until the run has ended."""

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import AgentState
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
 from stepfleet.orchestrator.records.state import StateInfo
 from stepfleet.orchestrator.store.dispatch import StepMessages
@@ -30,7 +30,7 @@ def test_a_run_begins_with_the_state_that_the_records_would_store(
 
 def test_every_message_has_a_random_uuid_of_its_own() -> None:
     messages = StepMessages("steps")
-    made = [messages.build(StepHint("r", 0), "solver") for _ in range(3)]
+    made = [messages.build(Work("r", 0), "solver") for _ in range(3)]
     ids = {part for one in made for part in one.split('"') if len(part) == len(str(uuid.uuid4()))}
 
     assert {uuid.UUID(one).version for one in ids if one.count("-") == 4} == {4}

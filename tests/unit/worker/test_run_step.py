@@ -12,20 +12,19 @@ from support.runs.scripted_steps import ALONE, Script, call, say
 
 from stepfleet.orchestrator import Agent, ErrorInfo, LLMResponse, ModelRequest, tool
 from stepfleet.orchestrator.errors import ModelError, RateLimitError, StoreError
-from stepfleet.orchestrator.protocol.claim import Claim, Refused, StepHint, Want
+from stepfleet.orchestrator.protocol.claim import Claim, Refused, Want, Work
 from stepfleet.orchestrator.protocol.suspicion import How, Loss, Losses
-from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.calls.answers import Answer, Awaited, Decision, RunEnd
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.run.results import LostKind
+from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.tools.middleware import Middleware, NextModel
 from stepfleet.worker.agents.local import LocalAgents
-from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Ports
-from stepfleet.worker.step import StepReport, run_step
+from stepfleet.worker.step import Report, run_work
 from stepfleet.worker.toolbox.box import LocalToolbox
 
 
@@ -55,16 +54,16 @@ class Scene:
         )
         return replace(given, **self.changes)
 
-    async def step(self, number: int) -> StepReport:
+    async def step(self, number: int) -> Report:
         ports = self.ports()
         with ports.pacing:
-            report = await run_step(StepHint(RUN, number), ports, self.leases)
+            report = await run_work(Work(RUN, number), ports, self.leases)
         assert len(self.leases) == 0
         assert ports.pacing.at_work == 0
         return report
 
-    async def call(self, number: int, index: int) -> CallReport:
-        return await run_call(ToolHint(RUN, number, index), self.ports(), self.leases)
+    async def call(self, number: int, index: int) -> Report:
+        return await run_work(Work(RUN, number, index), self.ports(), self.leases)
 
     @property
     def asked(self) -> list[ModelRequest]:
@@ -79,6 +78,17 @@ class Scene:
 def scene(*answers: Any, tools: Sequence[Any] = (), **config: Any) -> Scene:
     agent = Agent("clerk", model=Script(answers), tools=tools, **config)
     return Scene(agent, FakeStore(agent.config))
+
+
+def verdict_of(report: Report) -> Verdict:
+    assert report.verdict is not None
+    return report.verdict
+
+
+def logged(report: Report) -> StepResult:
+    step = verdict_of(report).logged
+    assert step is not None
+    return step.result
 
 
 Wants = Callable[[Scene], None]
@@ -134,13 +144,10 @@ async def test_an_answer_without_calls_ends_the_run() -> None:
     made = scene(say("done"))
     report = await made.step(0)
     assert report.applied
-    assert report.verdict is not None
-    assert (report.verdict.move, report.verdict.stop_reason) == (Move.FINISH, "completed")
+    assert (verdict_of(report).move, verdict_of(report).stop_reason) == (Move.FINISH, "completed")
     assert [one.content for one in made.store.state.messages] == ["Hi", "done"]
     assert made.store.writes == ["claim", "commit"]
-    logged = report.verdict.logged
-    assert logged is not None
-    assert (logged.result.cost_usd, logged.result.worker) == (0.015, "test")
+    assert (logged(report).cost_usd, logged(report).worker) == (0.015, "test")
     assert made.visited == [
         *("before-claim", "after-claim", "during-call", "after-reply", "after-tools"),
         *("before-commit", "after-commit"),
@@ -151,8 +158,7 @@ async def test_a_tool_runs_between_journal_and_commit_and_its_result_reaches_the
     ran: list[str] = []
     made = scene(call(LOOK), say("done"), tools=[recording(ran)])
     first = await made.step(0)
-    assert first.verdict is not None
-    assert first.verdict.move is Move.CONTINUE
+    assert verdict_of(first).move is Move.CONTINUE
     assert made.store.writes == ["claim", "journal", "commit"]
     assert ran == ["a"]
     await made.step(1)
@@ -160,18 +166,14 @@ async def test_a_tool_runs_between_journal_and_commit_and_its_result_reaches_the
     assert [one.content for one in made.asked[1].messages] == ["Hi", "", "saw a"]
 
 
-@pytest.mark.parametrize(("parallel", "journals"), [(True, 2), (False, 2)])
-async def test_two_tools_run_once_each_in_the_order_of_the_calls(
-    parallel: bool, journals: int
-) -> None:
+@pytest.mark.parametrize("parallel", [True, False])
+async def test_two_tools_run_once_each_in_the_order_of_the_calls(parallel: bool) -> None:
     ran: list[str] = []
     made = scene(LOOKS, tools=[recording(ran)], parallel_tool_execution=parallel)
     report = await made.step(0)
     assert ran == ["a", "b"]
-    assert made.store.writes == ["claim", *["journal"] * journals, "commit"]
-    assert report.verdict is not None
-    assert report.verdict.logged is not None
-    results = [one.result for one in report.verdict.logged.result.tool_calls]
+    assert made.store.writes == ["claim", "journal", "journal", "commit"]
+    results = [one.result for one in logged(report).tool_calls]
     assert results == ["saw a", "saw b"]
 
 
@@ -185,9 +187,7 @@ async def test_a_step_goes_on_from_its_journal_without_another_call() -> None:
     )
     report = await made.step(0)
     assert (made.asked, ran) == ([], ["b"])
-    assert report.verdict is not None
-    assert report.verdict.logged is not None
-    assert [one.result for one in report.verdict.logged.result.tool_calls] == ["saw a", "saw b"]
+    assert [one.result for one in logged(report).tool_calls] == ["saw a", "saw b"]
 
 
 async def scene_after(answer: LLMResponse) -> FakeStore:
@@ -219,9 +219,8 @@ class Overriding:
 async def test_a_model_error_is_tried_again_as_the_same_step() -> None:
     made = scene(ModelError("busy", retryable=True))
     report = await made.step(0)
-    assert report.verdict is not None
-    assert (report.verdict.move, report.verdict.attempt) == (Move.RETRY, True)
-    assert report.verdict.delay == 0.75
+    assert (verdict_of(report).move, verdict_of(report).attempt) == (Move.RETRY, True)
+    assert verdict_of(report).delay == 0.75
     assert (made.store.step, made.store.attempts) == (0, 1)
     made.script(say("done"))
     await made.step(0)
@@ -231,9 +230,8 @@ async def test_a_model_error_is_tried_again_as_the_same_step() -> None:
 async def test_a_refusal_for_now_costs_no_attempt() -> None:
     made = scene(RateLimitError("slow down", retry_after=30))
     report = await made.step(0)
-    assert report.verdict is not None
-    assert (report.verdict.attempt, report.verdict.limited) == (False, True)
-    assert report.verdict.delay >= 30
+    assert (verdict_of(report).attempt, verdict_of(report).limited) == (False, True)
+    assert verdict_of(report).delay >= 30
 
 
 @pytest.mark.parametrize(
@@ -248,11 +246,8 @@ async def test_a_permanent_error_ends_the_run_with_one_failed_step(
 ) -> None:
     made = scene(raised)
     report = await made.step(0)
-    assert report.verdict is not None
-    assert (report.verdict.move, made.store.status) == (Move.FINISH, "error")
-    assert report.verdict.failure is not None
-    assert report.verdict.failure.code == code
-    assert report.verdict.logged is not None
+    assert (verdict_of(report).move, made.store.status) == (Move.FINISH, "error")
+    assert [one.code for one in logged(report).errors] == [code]
 
 
 class Twice(Middleware):
@@ -279,9 +274,8 @@ async def test_a_call_that_may_be_paid_for_is_in_the_ledger_before_the_next_one(
     (entries,) = made.store.entries
     assert [one.kind for one in entries.failed] == [LostKind.FAILED]
     assert entries.failed[0].tokens >= 7
-    assert report.verdict is not None
-    assert report.verdict.failed == ()
-    assert report.verdict.state.session_lost.calls == 1
+    assert verdict_of(report).failed == ()
+    assert verdict_of(report).state.session_lost.calls == 1
 
 
 async def test_an_answer_that_nobody_uses_is_in_the_ledger() -> None:
@@ -294,8 +288,7 @@ async def test_an_answer_that_nobody_uses_is_in_the_ledger() -> None:
 
     made = scene(say("paid"), middleware=[Refusing()])
     report = await made.step(0)
-    assert report.verdict is not None
-    (entry,) = report.verdict.failed
+    (entry,) = verdict_of(report).failed
     assert (entry.kind, entry.code, entry.tokens) == (LostKind.FAILED, "UNUSED_ANSWER", 15)
     assert made.store.status == "error"
 
@@ -306,8 +299,7 @@ async def test_a_lease_that_is_lost_during_the_call_lets_the_commit_do_nothing()
     made.script(interrupting(made, is_lost, call(LOOK)))
     report = await made.step(0)
     assert not report.applied
-    assert report.verdict is not None
-    assert report.verdict.move is Move.RELEASE
+    assert verdict_of(report).move is Move.RELEASE
     assert (made.store.verdicts, ran) == ([], [])
 
 
@@ -350,7 +342,7 @@ async def test_a_claim_whose_task_is_cancelled_goes_back() -> None:
     made, claimed = scene(say("never")), asyncio.Event()
     claim = made.store.claim
 
-    async def slow(hint: StepHint, token: str) -> Any:
+    async def slow(hint: Work, token: str) -> Any:
         found = await claim(hint, token)
         if not claimed.is_set():
             claimed.set()
@@ -373,8 +365,7 @@ async def test_a_pause_that_is_asked_during_the_call_begins_behind_the_step() ->
     made = scene(say("never"))
     made.script(interrupting(made, wants(Want.PAUSE), say("done", finish_reason="pause")))
     report = await made.step(0)
-    assert report.verdict is not None
-    assert (report.verdict.move, made.store.status) == (Move.CONTINUE, "paused")
+    assert (verdict_of(report).move, made.store.status) == (Move.CONTINUE, "paused")
 
 
 async def test_a_pause_lets_no_further_tool_start() -> None:
@@ -383,8 +374,7 @@ async def test_a_pause_lets_no_further_tool_start() -> None:
     made = scene(call(LOOK), tools=[recording(ran)])
     made.store.want = Want.PAUSE
     report = await made.step(0)
-    assert report.verdict is not None
-    assert (report.verdict.move, ran) == (Move.WAIT, [])
+    assert (verdict_of(report).move, ran) == (Move.WAIT, [])
     assert made.store.status == "paused"
     made.store.want, made.store.status = "", "in_progress"
     await made.step(0)
@@ -395,11 +385,11 @@ async def test_a_cancel_during_the_call_ends_the_run_and_the_ledger_has_the_call
     made = scene(say("never"))
     made.script(interrupting(made, wants(Want.CANCEL), say("late")))
     report = await made.step(0)
-    assert report.verdict is not None
-    assert (report.verdict.move, made.store.status) == (Move.FINISH, "user_requested")
-    assert report.verdict.lost is not None
-    assert report.verdict.lost.ambiguous
-    assert report.verdict.logged is None
+    assert (verdict_of(report).move, made.store.status) == (Move.FINISH, "user_requested")
+    lost = verdict_of(report).lost
+    assert lost is not None
+    assert lost.ambiguous
+    assert verdict_of(report).logged is None
 
 
 async def test_a_cancel_that_comes_before_the_commit_is_decided_once_more() -> None:
@@ -413,10 +403,9 @@ async def test_a_cancel_that_comes_before_the_commit_is_decided_once_more() -> N
 
     made.changes["crash"] = crash
     report = await made.step(0)
-    assert report.verdict is not None
     assert made.visited.count("before-commit") == 2
-    assert (report.verdict.move, made.store.status) == (Move.FINISH, "user_requested")
-    assert report.verdict.logged is not None
+    assert (verdict_of(report).move, made.store.status) == (Move.FINISH, "user_requested")
+    assert verdict_of(report).logged is not None
 
 
 async def test_what_a_stopping_worker_has_paid_for_is_journaled_for_the_next_one() -> None:
@@ -434,8 +423,7 @@ async def test_what_a_stopping_worker_has_paid_for_is_journaled_for_the_next_one
     await started.wait()
     made.leases.hand_back()
     report = await task
-    assert report.verdict is not None
-    assert report.verdict.move is Move.RELEASE
+    assert verdict_of(report).move is Move.RELEASE
     assert made.store.open.response is not None
     assert (made.store.open.started, made.store.token) == (frozenset({0}), "")
 
@@ -452,8 +440,7 @@ async def test_an_answer_whose_quick_tools_needed_no_journal_is_journaled_when_i
 
     made = scene(LOOKS, tools=[look], parallel_tool_execution=False)
     report = await made.step(0)
-    assert report.verdict is not None
-    assert (report.verdict.move, ran) == (Move.RELEASE, ["a"])
+    assert (verdict_of(report).move, ran) == (Move.RELEASE, ["a"])
     assert made.store.open.response is not None
     assert [one.result for one in made.store.open.results.values()] == ["saw a"]
     assert made.store.writes == ["claim", "journal", "commit"]
@@ -472,9 +459,8 @@ async def test_a_limit_ends_the_run_behind_the_step_that_reaches_it(
 ) -> None:
     made = scene(call(LOOK), tools=[recording([])], **config)
     report = await made.step(0)
-    assert report.verdict is not None
-    assert report.verdict.logged is not None
-    assert (report.verdict.move, made.store.status) == (Move.FINISH, reason)
+    assert verdict_of(report).logged is not None
+    assert (verdict_of(report).move, made.store.status) == (Move.FINISH, reason)
 
 
 async def test_a_limit_that_was_reached_before_prevents_the_call() -> None:
@@ -483,8 +469,7 @@ async def test_a_limit_that_was_reached_before_prevents_the_call() -> None:
     made.store.step = 1
     report = await made.step(1)
     assert (made.asked, made.store.status) == ([], "steps_limit")
-    assert report.verdict is not None
-    assert report.verdict.logged is None
+    assert verdict_of(report).logged is None
 
 
 async def test_a_step_that_ends_its_workers_is_given_up() -> None:
@@ -493,8 +478,7 @@ async def test_a_step_that_ends_its_workers_is_given_up() -> None:
     made.store.losses = Losses(3, known)
     report = await made.step(0)
     assert (made.asked, made.store.status) == ([], "error")
-    assert report.verdict is not None
-    assert "ended its worker 3 times" in (report.verdict.error or "")
+    assert "ended its worker 3 times" in (verdict_of(report).error or "")
 
 
 async def test_work_that_an_isolated_process_takes_is_not_done_here() -> None:
@@ -513,8 +497,7 @@ async def test_a_heavy_tool_is_a_task_of_its_own_and_the_step_waits_for_it() -> 
     ran: list[str] = []
     made = scene(call(LOOK), say("done"), tools=[recording(ran, queue="gpu")])
     report = await made.step(0)
-    assert report.verdict is not None
-    assert (report.verdict.move, made.store.waits, ran) == (Move.WAIT, {0: "gpu"}, [])
+    assert (verdict_of(report).move, made.store.waits, ran) == (Move.WAIT, {0: "gpu"}, [])
     done = await made.call(0, 0)
     assert done.applied
     assert done.record is not None
@@ -540,13 +523,11 @@ async def test_a_call_that_waits_for_a_person_is_made_once_it_is_approved() -> N
     await made.step(0)
     assert made.store.waits == {0: Awaited.APPROVAL}
     assert (await made.call(0, 0)).attended
-    assert (attended, made.store.calls.left) == ([Awaited.APPROVAL], [ToolHint(RUN, 0, 0)])
+    assert (attended, made.store.calls.left) == ([Awaited.APPROVAL], [Work(RUN, 0, 0)])
     made.store.settle(0, None, Answer(decision=Decision(approved=True, by="Ada")))
     report = await made.step(0)
     assert (ran, len(made.asked)) == (["a"], 1)
-    assert report.verdict is not None
-    assert report.verdict.logged is not None
-    (record,) = report.verdict.logged.result.tool_calls
+    (record,) = logged(report).tool_calls
     assert record.decision is not None
     assert (record.decision.by, record.result) == ("Ada", "saw a")
 
@@ -559,9 +540,7 @@ async def test_a_call_that_waits_for_another_run_gets_its_answer() -> None:
     end = RunEnd(run_id="r.1", agent="helper", status="completed", output="helped")
     made.store.settle(0, None, Answer(run=end))
     report = await made.step(0)
-    assert report.verdict is not None
-    assert report.verdict.logged is not None
-    (record,) = report.verdict.logged.result.tool_calls
+    (record,) = logged(report).tool_calls
     assert record.result == "helped"
 
 
@@ -582,15 +561,14 @@ async def test_a_call_whose_worker_stops_goes_back_with_its_time() -> None:
     made.leases.hand_back()
     report = await task
     assert (report.record, report.applied) == (None, False)
-    assert made.store.calls.left == [ToolHint(RUN, 0, 0)]
+    assert made.store.calls.left == [Work(RUN, 0, 0)]
 
 
 async def test_an_agent_that_is_not_here_costs_no_attempt() -> None:
     made = scene(say("never"))
     made.changes["agent"] = LocalAgents([], Models()).find
     report = await made.step(0)
-    assert report.verdict is not None
-    assert (report.verdict.move, report.verdict.limited) == (Move.RETRY, True)
+    assert (verdict_of(report).move, verdict_of(report).limited) == (Move.RETRY, True)
 
 
 async def test_a_held_batch_lets_a_run_wait_that_was_about_to_end_with_an_error() -> None:
@@ -604,8 +582,7 @@ async def test_a_held_batch_lets_a_run_wait_that_was_about_to_end_with_an_error(
 
     made.changes["hold"] = hold
     report = await made.step(0)
-    assert report.verdict is not None
-    assert (report.verdict.move, report.verdict.hold) == (Move.RELEASE, 7)
+    assert (verdict_of(report).move, verdict_of(report).hold) == (Move.RELEASE, 7)
     assert [one.code for one in held] == [ModelErrorCode.MODEL_NOT_FOUND]
 
 

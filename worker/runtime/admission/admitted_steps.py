@@ -35,14 +35,7 @@ from stepfleet.orchestrator.limits.estimates import (
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, exceeded, limit_of_run, names_of
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.models.accounts import limit_name
-from stepfleet.orchestrator.protocol.claim import (
-    Claim,
-    Committed,
-    Held,
-    Refusal,
-    Refused,
-    StepHint,
-)
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, Refused, Work
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
@@ -104,7 +97,7 @@ class AdmittedSteps:
         self._durations = AgentEstimates(FIRST_MILLISECONDS)
         self._prompts = Prompts()
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+    async def claim(self, hint: Work, token: str) -> Claim | Refusal:
         """Take the step, if its limits have room or it needs none. Raises `StoreError`."""
         gate = self._gate
         reading = gate.calls.request_grant(hint.run_id) if gate.active else None
@@ -117,7 +110,7 @@ class AdmittedSteps:
             return replace(claim, broken=info_of(error))
 
     async def _with_grant(
-        self, hint: StepHint, claim: Claim | Refusal, reading: "asyncio.Future[Any] | None"
+        self, hint: Work, claim: Claim | Refusal, reading: "asyncio.Future[Any] | None"
     ) -> Claim | Refusal:
         gate = self._gate
         if isinstance(claim, Claim) and claim.limited_by:
@@ -138,7 +131,7 @@ class AdmittedSteps:
             return replace(claim, exhausted=over)
         return claim if request is None else await self._admitted(claim, request, grant)
 
-    async def _unused(self, hint: StepHint, grant: Grant) -> Operation:
+    async def _unused(self, hint: Work, grant: Grant) -> Operation:
         """Return what ends the grant of a step that nobody may take.
 
         An answer was paid for; so were the calls of lost workers, perhaps.
@@ -402,14 +395,14 @@ class AdmittedSteps:
             new = verdict.logged.messages[1:]
             prompt = usage.prompt_tokens + usage.completion_tokens + _tokens(new, self._gate)
             cached = usage.prompt_tokens
-        hint = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
+        hint = Work(claim.run_id, claim.step + (verdict.logged is not None))
         request, over = self._request(claim, hint, prompt, cached, verdict.state)
         return None if over else request
 
     def _request(
         self,
         claim: Claim,
-        hint: StepHint | None = None,
+        hint: Work | None = None,
         prompt: int | None = None,
         cached: int = 0,
         state: AgentState | None = None,

@@ -1,7 +1,7 @@
 """What the prompts of agents take beside what is counted of their messages."""
 
 from stepfleet.orchestrator.limits.estimates import AgentEstimates
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 
 MOST_EXPECTED = 10_000
 
@@ -16,7 +16,7 @@ class Prompts:
         self._beside = {whole: AgentEstimates(0) for whole in (True, False)}
         self._expected: dict[str, tuple[int, int, bool]] = {}
 
-    def expect(self, agent: str, hint: StepHint, counted: int, *, whole: bool) -> int:
+    def expect(self, agent: str, hint: Work, counted: int, *, whole: bool) -> int:
         """Return the tokens of a step's prompt, of which so many were counted."""
         if len(self._expected) >= MOST_EXPECTED:
             self._expected.clear()
@@ -26,7 +26,7 @@ class Prompts:
             self._expected[hint.run_id] = hint.step, counted, whole
         return counted + self._beside[whole].of(agent)
 
-    def learn(self, agent: str, hint: StepHint, tokens: int) -> None:
+    def learn(self, agent: str, hint: Work, tokens: int) -> None:
         """Note how many tokens the prompt of a step had."""
         step, counted, whole = self._expected.pop(hint.run_id, (-1, 0, True))
         if step == hint.step:

@@ -9,7 +9,6 @@ from functools import partial
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.suspicion import Stance, Suspect
-from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.leases.lease import Lease, Renew
 from stepfleet.worker.ports import Ports
@@ -46,7 +45,7 @@ class Isolation:
         """
         work = lease.work
         if delay := work.losses.delay(self._limit, self._grace):
-            await _release(lease, ports, delay)
+            await release(work, ports, delay)
             return True
         found = work.losses.suspicion(self._limit)
         if self._processes is None or found.stance is not Stance.SUSPECT:
@@ -60,10 +59,10 @@ class Isolation:
             lease.settle()
             begun = await self._processes.leave(job, by)
             if not begun and by is not Interruption.LEASE_LOST:
-                await _release(lease, ports, self._grace if by.from_outside else 0.0)
+                await release(work, ports, self._grace if by.from_outside else 0.0)
             return True
         if outcome is Outcome.NO_ROOM:
-            await _release(lease, ports, self._grace)
+            await release(work, ports, self._grace)
         if outcome is Outcome.NOT_STARTED:
             return not (await self._renew(lease)).ours
         return True
@@ -77,11 +76,3 @@ class Isolation:
         lease.settle()  # what is dispatched again may come to this worker
         work = lease.work
         await self._marks.died(work.hint, work.token, group, work.config.name)
-
-
-async def _release(lease: Lease, ports: Ports, delay: float) -> None:
-    work = lease.work
-    if isinstance(work, TakenCall):
-        await ports.calls.leave(work.hint, work.token, delay=delay, started=False)
-    else:
-        await release(work, ports, delay)

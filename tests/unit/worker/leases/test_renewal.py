@@ -14,7 +14,8 @@ from support.runs.seen_steps import a_claim
 
 from stepfleet.orchestrator import ToolCall
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.worker.leases.lease import Lease, Leases
 
 LONG = 60.0
@@ -73,7 +74,7 @@ class Hands:
 
 def taken(run_id: str) -> TakenCall:
     call = ToolCall(id="c", name="look", arguments={})
-    return TakenCall(ToolHint(run_id, 0, 0), "t", datetime.now(UTC), call, a_claim().config, 1)
+    return TakenCall(Work(run_id, 0, 0), "t", datetime.now(UTC), call, a_claim().config, 1)
 
 
 @pytest.fixture(params=["steps", "calls"])
@@ -84,7 +85,7 @@ async def hands(request: pytest.FixtureRequest) -> AsyncIterator[Hands]:
         if request.param == "steps":
             made.append(held.enter_context(leases.hold(a_claim(run_id=one))))
         else:
-            made.append(held.enter_context(leases.hold_call(taken(one))))
+            made.append(held.enter_context(leases.hold(taken(one))))
     for lease in made:
         lease.settle()
     with held:
