@@ -1,4 +1,4 @@
-"""Pages in Flower, each a skeleton of HTML whose module reads the JSON API, and their live updates."""
+"""Pages in Flower: skeletons of HTML whose modules read the JSON API, and their live updates."""
 
 import asyncio
 import contextlib

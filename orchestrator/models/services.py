@@ -1,4 +1,4 @@
-"""Services of models: the address and account of each provider, and the variables that open it. Pure.
+"""Services of models: the address of each provider, and the variables that open it. Pure.
 
 A provider is one entry here; one with a protocol of its own has a format in `worker.models` too.
 """

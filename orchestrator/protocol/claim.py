@@ -1,4 +1,4 @@
-"""The claim of a worker on a step, the reasons of its refusal, and suspicions after lost workers."""
+"""The claim of a worker on a step, its refusals, and suspicions after lost workers."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Special tools, which end a run with an answer or steer it, and the sinks of their reports. Pure."""
+"""Special tools, which end a run with an answer or steer it, and sinks of their reports. Pure."""
 
 import re
 from collections.abc import Mapping

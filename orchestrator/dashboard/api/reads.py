@@ -1,4 +1,4 @@
-"""What is read: runs, batches, their results and exports, the fleet, costs, and the audit stream."""
+"""What is read: runs, batches, results and exports, the fleet, costs, and the audit stream."""
 
 import asyncio
 import csv

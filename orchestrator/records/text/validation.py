@@ -1,4 +1,4 @@
-"""Words for people: validation errors as one sentence, durations, articles, common forms of texts."""
+"""Words for people: validation errors as one sentence, durations, common forms of texts."""
 
 import difflib
 import re
