@@ -23,13 +23,18 @@ from stepfleet.orchestrator.protocol.attempt import (
     gave_up,
     not_run,
 )
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, Work
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, Stance, Work
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
-from stepfleet.orchestrator.protocol.holding import held, holding_error
 from stepfleet.orchestrator.protocol.lost_attempts import lost_use
-from stepfleet.orchestrator.protocol.suspicion import Stance
-from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
+from stepfleet.orchestrator.protocol.verdict import (
+    Facts,
+    Move,
+    Verdict,
+    decide,
+    held,
+    holding_error,
+)
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.calls.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord

@@ -14,8 +14,13 @@ from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry
-from stepfleet.worker.engine.admission import Gate, Inadmissible, check_limits, work_in
 from stepfleet.worker.engine.bridge import await_
+from stepfleet.worker.engine.messages import (
+    Gate,
+    Inadmissible,
+    check_limits,
+    work_in,
+)
 from stepfleet.worker.runtime.services import Services
 from stepfleet.worker.step import Report
 

@@ -24,8 +24,8 @@ from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.opening.opening import client_app
 from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
-from stepfleet.worker.engine.admission import Inadmissible, work_in
 from stepfleet.worker.engine.loop_thread import LoopThread
+from stepfleet.worker.engine.messages import Inadmissible, work_in
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.services import LoopServices
 from stepfleet.worker.step import Report

@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from stepfleet.orchestrator.protocol.claim import Work
-from stepfleet.orchestrator.protocol.suspicion import How
+from stepfleet.orchestrator.protocol.claim import How, Work
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys

@@ -29,10 +29,9 @@ from support.protocol.worker import CALLS, KINDS, Worker
 
 from stepfleet.orchestrator import Message
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.answered import answered, decided_event
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.claim import Work
-from stepfleet.orchestrator.protocol.waiting import wait_key
+from stepfleet.orchestrator.protocol.waiting import answered, decided_event, wait_key
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.store.runs.asks import Asks

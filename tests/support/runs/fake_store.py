@@ -21,13 +21,13 @@ from stepfleet.orchestrator.protocol.claim import (
     Committed,
     Held,
     Journal,
+    Losses,
     Refusal,
     Refused,
     Want,
     Work,
 )
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
-from stepfleet.orchestrator.protocol.suspicion import Losses
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall
 from stepfleet.orchestrator.records.calls.answers import Answer

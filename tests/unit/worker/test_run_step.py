@@ -12,8 +12,7 @@ from support.runs.scripted_steps import ALONE, Script, call, say
 
 from stepfleet.orchestrator import Agent, ErrorInfo, LLMResponse, ModelRequest, tool
 from stepfleet.orchestrator.errors import ModelError, RateLimitError, StoreError
-from stepfleet.orchestrator.protocol.claim import Claim, Refused, Want, Work
-from stepfleet.orchestrator.protocol.suspicion import How, Loss, Losses
+from stepfleet.orchestrator.protocol.claim import Claim, How, Loss, Losses, Refused, Want, Work
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.calls.answers import Answer, Awaited, Decision, RunEnd
 from stepfleet.orchestrator.records.errors import ModelErrorCode

@@ -17,8 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import Work
-from stepfleet.orchestrator.protocol.suspicion import Suspect, next_group
+from stepfleet.orchestrator.protocol.claim import Suspect, Work, next_group
 
 log = logging.getLogger(__name__)
 
