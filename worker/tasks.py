@@ -103,7 +103,7 @@ def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
         try:
             work = work_in(task.name, args, kwargs)
             if gate:
-                gate.check(task.name, list(work.args), task.request)
+                gate.check(task.name, work.args, task.request)
             check_limits(task.request)
         except Inadmissible as refusal:
             raise put_aside(services, task, refusal) from None

@@ -203,10 +203,10 @@ class Work:
     index: int | None = None
 
     @property
-    def args(self) -> tuple[Any, ...]:
+    def args(self) -> list[Any]:
         """The arguments of its task."""
-        at = (self.run_id, self.step)
-        return at if self.index is None else (*at, self.index)
+        args = [self.run_id, self.step, self.index]
+        return args if self.index is not None else args[:2]
 
     @property
     def of_step(self) -> "Work":

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
-from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, StepMessages
+from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, TaskMessages
 from stepfleet.orchestrator.store.opening.opening import client_app
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
@@ -233,7 +233,7 @@ def test_forged_tool_messages_are_put_aside(
 
 def as_step(run_id: str) -> bytes:
     """A step's message that was signed for its own queue and put into another one."""
-    return StepMessages("stepfleet", signing_keys(KEY)).build(Work(run_id, 0), "x").encode()
+    return TaskMessages("stepfleet", signing=signing_keys(KEY)).of(Work(run_id, 0), "x").encode()
 
 
 def test_a_fleet_without_keys_takes_signed_messages(
