@@ -136,7 +136,8 @@ class Scene:
         if what == "dies":
             raise Crash
         if what in INTERRUPTED:
-            self.leases[-1].steps[self.run_id].interrupt(INTERRUPTED[what])
+            (lease,) = self.leases[-1]
+            lease.interrupt(INTERRUPTED[what])
             await asyncio.sleep(30)
         if what == "stalls":
             await lease_runs_out(self.desk, self.run_id)
