@@ -132,6 +132,11 @@ class AgentCode(Protocol):
         """Let the response cache drop an answer that has failed by what it means."""
 
 
+Attend = Callable[[TakenCall, AgentCode], Awaitable[float]]
+"""Does what a call that waits needs now, twice as well as once. Returns after how many seconds it
+is to be looked at again, if it has no answer by then."""
+
+
 class OpenCircuits(Protocol):
     """The services of models that are out for the whole fleet."""
 
@@ -185,9 +190,8 @@ class Ports:
     `ModelError` where these have no room. `successor` returns the stored configuration of the
     agent that goes on with a run, by its name, and raises `ConfigurationError` where nobody knows
     it. `stop_run` cancels a run that the second one has started, and waits for no longer, and
-    returns what is known of it. `attend` looks after a call that waits for another run or a
-    person, and returns after how many seconds it is to be looked at again, if it has no answer by
-    then.
+    returns what is known of it. `attend` has what looks after calls that wait for
+    another run or a person.
     `isolation` tells whether work that has lost workers was, or will be, executed in another
     process; without it all work is executed in this one. `hold` counts a run that is about to end
     with a permanent error, and returns the number of the request that holds its batch, or 0 where
@@ -206,7 +210,7 @@ class Ports:
     admit: Callable[["StepContext", ModelRequest], Awaitable[None]]
     successor: Callable[[str], Awaitable[AgentConfig]]
     stop_run: Callable[[str, str], Awaitable[RunEnd | None]]
-    attend: Callable[[TakenCall, Awaited, AgentCode], Awaitable[float]]
+    attend: Mapping[Awaited, Attend]
     worker: str = ""
     poison_limit: int = 3
     patience: float = 5.0

@@ -335,7 +335,7 @@ async def _attend(
     """Look after a call that no tool makes; it is left to others until its next look."""
     delay = ports.patience
     try:
-        delay = await ports.attend(taken, awaited, agent)
+        delay = await ports.attend[awaited](taken, agent)
         ports.crash("call-attended")
     except StoreError:
         raise

@@ -33,8 +33,7 @@ from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.spending import price_by
 from stepfleet.worker.runtime.crash_points import Visit
 from stepfleet.worker.runtime.isolation.isolation import Isolation
-from stepfleet.worker.runtime.waiting.asked_people import AskedPeople
-from stepfleet.worker.runtime.waiting.attending import Attending
+from stepfleet.worker.runtime.waiting.attending import asked_people
 from stepfleet.worker.runtime.waiting.child_runs import ChildRuns
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import instrument
@@ -86,6 +85,7 @@ class Collaborators:
         children = ChildRuns(opened, store, crash)
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
         cache = self._cache = ResponseCache(entries, cost)
+        people = asked_people(store.calls)
         steps = AdmittedSteps(store, gate, price_by(cost))
         return Ports(
             store=steps,
@@ -107,13 +107,11 @@ class Collaborators:
             circuits=circuits,
             outage_patience=settings.outage_patience,
             stop_run=children.linked.stop,
-            attend=Attending(
-                {
-                    Awaited.RUN: children.attend,
-                    Awaited.APPROVAL: AskedPeople(store).attend,
-                    Awaited.PERSON: AskedPeople(store).attend,
-                }
-            ),
+            attend={
+                Awaited.RUN: children.attend,
+                Awaited.APPROVAL: people,
+                Awaited.PERSON: people,
+            },
             successor=_successor(opened, self._agents),
         )
 

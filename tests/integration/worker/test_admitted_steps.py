@@ -17,8 +17,7 @@ from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
 from stepfleet.orchestrator.store.admission.calls import refunding
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
-from stepfleet.worker.runtime.admission.learning import Learning
-from stepfleet.worker.runtime.admission.ramp import AT_ONCE
+from stepfleet.worker.runtime.admission.learning import AT_ONCE, Learning
 from stepfleet.worker.step import run_work
 
 MODEL, TENANT = "openai:none", "tenant:acme"

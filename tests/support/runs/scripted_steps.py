@@ -19,6 +19,7 @@ from stepfleet.orchestrator import (
     UsageStats,
 )
 from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.worker.agents.local import LocalAgents
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.leases.lease import Leases
@@ -88,7 +89,7 @@ ALONE: dict[str, Any] = {
     "admit": _admitted,
     "successor": _nothing,
     "stop_run": _nothing,
-    "attend": _later,
+    "attend": dict.fromkeys(Awaited, _later),
 }
 """The ports of a step that waits for no limit, no other run and no person."""
 

@@ -514,11 +514,11 @@ async def test_a_call_that_waits_for_a_person_is_made_once_it_is_approved() -> N
     made = scene(call(LOOK), tools=[recording(ran, approval=True)])
     attended: list[str] = []
 
-    async def attend(taken: Any, awaited: Awaited, agent: Any) -> float:
-        attended.append(awaited)
+    async def attend(taken: Any, agent: Any) -> float:
+        attended.append(taken.place)
         return 60.0
 
-    made.changes["attend"] = attend
+    made.changes["attend"] = {Awaited.APPROVAL: attend}
     await made.step(0)
     assert made.store.waits == {0: Awaited.APPROVAL}
     assert (await made.call(0, 0)).attended
