@@ -61,6 +61,7 @@ from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.ports import StepContext
 from stepfleet.worker.runtime.admission.gate import Gate, UsedGrant
+from stepfleet.worker.runtime.admission.learning import Prompts
 from stepfleet.worker.runtime.admission.spending import (
     Price,
     expected,
@@ -71,36 +72,6 @@ from stepfleet.worker.runtime.admission.spending import (
 from stepfleet.worker.step import CANCELLED, OF_VALUES
 
 log = logging.getLogger(__name__)
-
-
-MOST_EXPECTED = 10_000
-
-
-class Prompts:
-    """Learns how much larger prompts are than expected: by schemas of tools, and a service's own.
-
-    Whole prompts, and those of which all but the newest messages were measured, are learned apart.
-    """
-
-    def __init__(self) -> None:
-        self._beside = {whole: AgentEstimates(0) for whole in (True, False)}
-        self._expected: dict[str, tuple[int, int, bool]] = {}
-
-    def expect(self, agent: str, hint: Work, counted: int, *, whole: bool) -> int:
-        """Return the tokens of a step's prompt, of which so many were counted."""
-        if len(self._expected) >= MOST_EXPECTED:
-            self._expected.clear()
-        # A claim counts a step once more.
-        if self._expected.get(hint.run_id, (-1,))[0] != hint.step:
-            self._expected[hint.run_id] = hint.step, counted, whole
-        return counted + self._beside[whole].of(agent)
-
-    def learn(self, agent: str, hint: Work, tokens: int) -> None:
-        """Note how many tokens the prompt of a step had."""
-        step, counted, whole = self._expected.pop(hint.run_id, (-1, 0, True))
-        if step == hint.step:
-            self._beside[whole].learn(agent, max(tokens - counted, 0))
-
 
 FIRST_MILLISECONDS = 250
 TOOL_SECONDS = 0.25

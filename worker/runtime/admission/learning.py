@@ -1,4 +1,4 @@
-"""What one event loop sees of the limits of models: calls without a grant, and answers' headers.
+"""What one event loop sees of the limits of models: calls without a grant, headers, prompts.
 
 Decides what of it the fleet has to know; most answers change nothing, and cost no command.
 """
@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stepfleet.orchestrator.limits.estimates import AgentEstimates
 from stepfleet.orchestrator.models.rate_headers import Standing
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.store.admission.calls import Operation
 
 AT_ONCE, PER_SECOND, PER_ANSWER = 32, 200.0, 4
@@ -193,3 +195,32 @@ class Learning:
         return any(one.is_scarce for one in found.values()) and (
             "r" not in found or found["r"].limit >= calls
         )
+
+
+MOST_EXPECTED = 10_000
+
+
+class Prompts:
+    """Learns how much larger prompts are than expected: by schemas of tools, and a service's own.
+
+    Whole prompts, and those of which all but the newest messages were measured, are learned apart.
+    """
+
+    def __init__(self) -> None:
+        self._beside = {whole: AgentEstimates(0) for whole in (True, False)}
+        self._expected: dict[str, tuple[int, int, bool]] = {}
+
+    def expect(self, agent: str, hint: Work, counted: int, *, whole: bool) -> int:
+        """Return the tokens of a step's prompt, of which so many were counted."""
+        if len(self._expected) >= MOST_EXPECTED:
+            self._expected.clear()
+        # A claim counts a step once more.
+        if self._expected.get(hint.run_id, (-1,))[0] != hint.step:
+            self._expected[hint.run_id] = hint.step, counted, whole
+        return counted + self._beside[whole].of(agent)
+
+    def learn(self, agent: str, hint: Work, tokens: int) -> None:
+        """Note how many tokens the prompt of a step had."""
+        step, counted, whole = self._expected.pop(hint.run_id, (-1, 0, True))
+        if step == hint.step:
+            self._beside[whole].learn(agent, max(tokens - counted, 0))

@@ -1,7 +1,7 @@
 """What a worker learns of prompts: tokens beside those that are counted of the messages."""
 
 from stepfleet.orchestrator.protocol.claim import Work
-from stepfleet.worker.runtime.admission.admitted_steps import MOST_EXPECTED, Prompts
+from stepfleet.worker.runtime.admission.learning import MOST_EXPECTED, Prompts
 
 
 def test_what_a_prompt_takes_beside_its_messages_is_expected_of_the_next_one() -> None:
