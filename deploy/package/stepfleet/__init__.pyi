@@ -41,12 +41,12 @@ from stepfleet.orchestrator.errors import MaxStepsExceeded as MaxStepsExceeded
 from stepfleet.orchestrator.errors import NotFoundError as NotFoundError
 from stepfleet.orchestrator.errors import RunFailed as RunFailed
 from stepfleet.orchestrator.errors import StoreError as StoreError
-from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig as BroadcastConfig
-from stepfleet.orchestrator.events.streamed_text import StreamedText as StreamedText
+from stepfleet.orchestrator.events.envelope import StreamedText as StreamedText
+from stepfleet.orchestrator.events.subscribers import BroadcastConfig as BroadcastConfig
 from stepfleet.orchestrator.events.subscribers import Subscribers as Subscribers
 from stepfleet.orchestrator.limits.limit import Limit as Limit
+from stepfleet.orchestrator.memory.policy import Memory as Memory
 from stepfleet.orchestrator.memory.policy import MemoryPolicy as MemoryPolicy
-from stepfleet.orchestrator.memory.protocol import Memory as Memory
 from stepfleet.orchestrator.models.caching import CachePolicy as CachePolicy
 from stepfleet.orchestrator.models.llm import LLM as LLM
 from stepfleet.orchestrator.models.support import supports as supports

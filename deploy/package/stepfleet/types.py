@@ -1,14 +1,14 @@
 """Types of what the methods of a fleet take and return, for annotations."""
 
-from stepfleet.orchestrator.agents.keywords import AgentKeywords as AgentKeywords
-from stepfleet.orchestrator.agents.keywords import RunOverrides as RunOverrides
+from stepfleet.orchestrator.agents.config import AgentKeywords as AgentKeywords
+from stepfleet.orchestrator.agents.config import RunOverrides as RunOverrides
 from stepfleet.orchestrator.agents.sub_agents import AgentTool as AgentTool
 from stepfleet.orchestrator.agents.sub_agents import HandoffTool as HandoffTool
 from stepfleet.orchestrator.batches.check import BatchCheck as BatchCheck
 from stepfleet.orchestrator.batches.check import LineProblem as LineProblem
 from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
 from stepfleet.orchestrator.batches.failures import Failures as Failures
-from stepfleet.orchestrator.batches.files.tables.table import ResultTable as ResultTable
+from stepfleet.orchestrator.batches.files.tables import ResultTable as ResultTable
 from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
 from stepfleet.orchestrator.client.blocking.fleet import FleetApprovals as FleetApprovals
 from stepfleet.orchestrator.client.blocking.fleet import FleetBatches as FleetBatches
@@ -48,8 +48,8 @@ from stepfleet.orchestrator.records.errors import Cause as Cause
 from stepfleet.orchestrator.records.ledger import CallState as CallState
 from stepfleet.orchestrator.records.ledger import CostLine as CostLine
 from stepfleet.orchestrator.records.ledger import CostRow as CostRow
-from stepfleet.orchestrator.records.run.causes import FailedRun as FailedRun
-from stepfleet.orchestrator.records.run.causes import LastError as LastError
+from stepfleet.orchestrator.records.run.facts import FailedRun as FailedRun
+from stepfleet.orchestrator.records.run.facts import LastError as LastError
 from stepfleet.orchestrator.records.run.report import DebugSummary as DebugSummary
 from stepfleet.orchestrator.records.run.summary import RunPage as RunPage
 from stepfleet.orchestrator.records.run.summary import RunSummary as RunSummary
