@@ -19,7 +19,7 @@ from stepfleet.orchestrator.references import load_reference
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.checks import checker_of
 from stepfleet.orchestrator.tools.schemas.from_signature import parameters_of, unbound
-from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
+from stepfleet.orchestrator.tools.schemas.handles import fits_strict_mode
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -21,7 +21,6 @@ from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
 from stepfleet.orchestrator.tools.schemas.checks import problems_of
 from stepfleet.orchestrator.tools.schemas.patterns import check_patterns, compiled, patterns_of
-from stepfleet.orchestrator.tools.schemas.validators import bounded, validator_of
 
 Schema = dict[str, Any]
 
@@ -116,10 +115,12 @@ class SchemaHandle:
 
     @cached_property
     def _validator(self) -> Any:
-        # Imported on first use: it takes longer than all of this package.
-        import jsonschema  # noqa: PLC0415
+        from stepfleet.orchestrator.tools.schemas.validators import (  # noqa: PLC0415
+            DRAFT_7,
+            validator_of,
+        )
 
-        return validator_of(bounded(jsonschema.Draft7Validator), changed(self.schema, _in_draft_7))
+        return validator_of(changed(self.schema, _in_draft_7), default=DRAFT_7)
 
     def problems(self, data: Any) -> str | None:
         """Return the problems of JSON data, or None. See `checks.problems_of`."""
@@ -344,3 +345,32 @@ def each(schema: Any) -> Iterator[Schema]:
         inner += listed if isinstance(listed, list) else ()
     for one in inner:
         yield from each(one)
+
+
+# What strict mode's documentation names; a schema with any other keyword is sent without it.
+_STRICT_KEYWORDS = frozenset(
+    ("type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const",
+     "$ref", "$defs", "definitions", "title", "description")
+)  # fmt: skip
+
+
+def fits_strict_mode(schema: Any, *, root: bool = True) -> bool:
+    """Return whether strict mode takes `schema`: closed objects that require every property."""
+    if not isinstance(schema, dict) or not schema.keys() <= _STRICT_KEYWORDS:
+        return False
+    if root and schema.get("type") != "object":
+        return False
+    properties = schema.get("properties", {})
+    if schema.get("type") == "object" and (
+        schema.get("additionalProperties") is not False
+        or set(schema.get("required", ())) != set(properties)
+    ):
+        return False
+    parts = [
+        *properties.values(),
+        *schema.get("anyOf", ()),
+        *schema.get("$defs", {}).values(),
+        *schema.get("definitions", {}).values(),
+        *([schema["items"]] if "items" in schema else []),
+    ]
+    return all(fits_strict_mode(part, root=False) for part in parts)
