@@ -15,7 +15,7 @@ from support.servers.redis_servers import free_port
 from stepfleet.orchestrator import ConfigurationError, http_get, http_get_from
 from stepfleet.orchestrator.errors import ToolArgumentsError, ToolExecutionError
 from stepfleet.orchestrator.tools import Tool
-from stepfleet.orchestrator.tools.builtin.web import Fetcher, Reach
+from stepfleet.orchestrator.tools.web import Fetcher, Reach
 
 
 class Site(BaseHTTPRequestHandler):

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.errors import ToolArgumentsError
-from stepfleet.orchestrator.tools.builtin.web import (
+from stepfleet.orchestrator.tools.web import (
     Reach,
     checked_url,
     is_public,

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stepfleet.orchestrator import calculator
 from stepfleet.orchestrator.errors import ToolArgumentsError
-from stepfleet.orchestrator.tools.builtin.arithmetic import evaluate
+from stepfleet.orchestrator.tools.builtin import evaluate
 
 
 @pytest.mark.parametrize(
