@@ -90,7 +90,7 @@ def evaluate(expression: str) -> Number:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "it is nested too deeply"
-        raise _refused(f"{expression[:100]!r} is no arithmetic expression: {reason}") from None
+        raise _refused(f"{expression[:100]!r} is not an arithmetic expression: {reason}") from None
     try:
         return _value(tree.body, 0)
     except ZeroDivisionError:
@@ -119,7 +119,7 @@ def _value(node: ast.expr, depth: int) -> Number:
             return _call(node, depth)
         case ast.Tuple():
             raise _refused("a comma separates arguments only; write 1000 instead of 1,000")
-    raise _refused(f"{type(node).__name__} is no arithmetic; use numbers, operators and functions")
+    raise _refused(f"{type(node).__name__} is not arithmetic; use numbers, operators and functions")
 
 
 def _chain(node: ast.BinOp, depth: int) -> Number:
@@ -179,7 +179,7 @@ def _named(name: str) -> float:
 
 def _constant(value: Any) -> Number:
     if type(value) not in (int, float):
-        raise _refused(f"{str(value)[:50]!r} is no number")
+        raise _refused(f"{str(value)[:50]!r} is not a number")
     return _checked(value)
 
 

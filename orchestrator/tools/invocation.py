@@ -149,7 +149,7 @@ class StateUpdate:
 class CallStatus(Enum):
     """The outcome of a call whose worker was lost, as far as a status hook knows it.
 
-    Members are no text, so that a result of the same words is never taken for one.
+    Members are not text, so that a result of the same words is never taken for one.
     """
 
     NOT_DONE = "not done"

@@ -99,7 +99,7 @@ def literal_address(host: str) -> IPAddress | None:
         last = host.rstrip(".").rpartition(".")[2]
         if _NUMBER.fullmatch(last) or ":" in host:
             raise ToolArgumentsError(
-                f"the host {host[:100]!r} is no plain address; write it as four decimal numbers"
+                f"the host {host[:100]!r} is not a plain address; write it as four decimal numbers"
             ) from None
     return None
 
@@ -123,8 +123,9 @@ class Reach:
         for host in self.hosts or ():
             if not _HOST.fullmatch(host):
                 raise ConfigurationError(
-                    f"hosts: {host!r} is no host; give names or addresses such as api.example.com, "
-                    "*.example.com, 127.0.0.1 or ::1, without scheme, port and path"
+                    f"hosts: {host!r} is not a host; give names or addresses such as "
+                    "api.example.com, *.example.com, 127.0.0.1 or ::1, without "
+                    "scheme, port and path"
                 )
 
     def check_host(self, host: str) -> None:
@@ -171,7 +172,9 @@ def checked_url(url: str) -> SplitResult:
     try:
         host = target.hostname.encode("idna").decode() if not target.hostname.isascii() else None
     except UnicodeError:
-        raise ToolArgumentsError(f"the host {target.hostname[:100]!r} is no valid name") from None
+        raise ToolArgumentsError(
+            f"the host {target.hostname[:100]!r} is not a valid name"
+        ) from None
     if host is None:
         return target
     return target._replace(netloc=host if port is None else f"{host}:{port}")

@@ -81,7 +81,7 @@ class Parameters:
             ) from None
         except (TypeError, ValueError, RecursionError) as error:
             raise ToolArgumentsError(
-                f"tool {self.tool!r}: the arguments are no JSON data: {error}"
+                f"tool {self.tool!r}: the arguments are not JSON data: {error}"
             ) from None
         return {
             parameter: getattr(checked, field)
@@ -266,7 +266,7 @@ def _schema(model: type[BaseModel], tool: str) -> dict[str, Any]:
         _STRICT.encode(schema)
     except (TypeError, ValueError) as error:
         raise ConfigurationError(
-            f"tool {tool!r}: the JSON Schema of its parameters is no JSON: {error}"
+            f"tool {tool!r}: the JSON Schema of its parameters is not JSON: {error}"
         ) from None
     return schema
 
@@ -333,7 +333,7 @@ def _why(core: Core, kinds: Mapping[str, Core], above: frozenset[str]) -> str | 
         choices = [_why(_choice(one), kinds, above) for one in core["choices"]]
         return choices[0] if choices and all(choices) else None
     if kind == "literal" and not [one for one in core["expected"] if not isinstance(one, bytes)]:
-        return "bytes are no values of JSON; use text"
+        return "JSON has no bytes; use text"
     if kind == "dict" and (why := _why_no_key(core.get("keys_schema", _ANY), kinds)):
         return why
     own = _REASONS.get(kind)

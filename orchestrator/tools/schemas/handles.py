@@ -74,7 +74,7 @@ class Untitled(GenerateJsonSchema):
 
 
 def unusable(error: Exception) -> str:
-    """Return what is said of a type, behind its name, of which pydantic makes nothing."""
+    """Return the message for a type that pydantic cannot use; it follows the type's name."""
     if isinstance(error, SchemaError):  # of patterns: the reason is on the last line
         reason = str(error).splitlines()[-1].strip().removeprefix("error: ")
         return (
@@ -92,8 +92,8 @@ def unusable(error: Exception) -> str:
 class SchemaHandle:
     """A schema of an object, by its name; `schema["title"]` is that name.
 
-    Of a type whose data is no object, such as `int` or `list[Row]`, it is that of an object which
-    holds the data as its `value`: providers and tools take objects only.
+    For a type whose data is not an object, such as `int` or `list[Row]`, it describes an object
+    that holds the data as its `value`: providers and tools take objects only.
     """
 
     name: str
@@ -243,7 +243,7 @@ def _with_root(schema: Schema) -> Schema:
 
 
 def _closed(schema: Schema) -> Schema:
-    """Refuse data that is no object, and properties that the schema does not name."""
+    """Refuse data other than objects, and properties that the schema does not name."""
     combined = any(keyword in schema for keyword in _COMBINED)
     if schema.get("type") != "object" and not ("type" not in schema and combined):
         raise ConfigurationError(

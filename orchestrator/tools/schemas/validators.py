@@ -80,7 +80,7 @@ def validator_of(schema: Mapping[str, Any], *, default: str = LATEST, lenient: b
         raise _unusable(error) from None
     if wrong:
         place = ".".join(map(str, wrong[0].absolute_path)) or "<root>"
-        raise ConfigurationError(f"is no valid JSON Schema: {place}: {wrong[0].message}")
+        raise ConfigurationError(f"is not a valid JSON Schema: {place}: {wrong[0].message}")
     return made
 
 
@@ -131,8 +131,8 @@ def _bounded(kind: Any, *, lenient: bool = False) -> Any:
 def check_budget(schema: Any) -> int:
     """Return the number of a schema's parts. Linear in the schema, before anything is made of it.
 
-    Counts every part of the document, also those that are no schema: parts outside the walk would
-    have no bound. Raises `ConfigurationError` that names the bound.
+    Counts every part of the document, also those outside schemas, which references may
+    reach. Raises `ConfigurationError` that names the bound.
     """
     count = characters = 0
     patterns: list[str] = []
@@ -164,7 +164,7 @@ def _parts(schema: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _own_characters(part: Any) -> int:
-    """Return the characters that a part has itself, with 1 for each value that is no text."""
+    """Return the characters that a part has itself, with 1 for each value other than text."""
     if isinstance(part, Mapping):
         names = sum(len(one) if isinstance(one, str) else 1 for one in part)
         part = part.values()

@@ -228,7 +228,7 @@ async def test_redirects_are_followed_up_to_five(web: WebServer, local_get: Tool
     [
         ("http://169.254.169.254/latest/meta-data/", "is not on the public internet"),
         ("http://[::ffff:169.254.169.254]/", "is not on the public internet"),
-        ("http://2852039166/", "is no plain address"),
+        ("http://2852039166/", "is not a plain address"),
         ("file:///etc/passwd", "give an http:// or https:// address"),
         ("//user@127.0.0.1/", "user name or password"),
     ],

@@ -87,7 +87,7 @@ def test_an_id_that_is_a_number_becomes_text() -> None:
         ({"name": "w", "arguments": "true"}, "w", "must be a JSON object"),
         ({"name": "w", "arguments": 5}, "w", "they must be a JSON object, and are of type int"),
         ({"name": "w", "arguments": b"{}"}, "w", "are of type bytes"),
-        ({"name": "w", "arguments": '{"a": NaN}'}, "w", "NaN is no JSON number"),
+        ({"name": "w", "arguments": '{"a": NaN}'}, "w", "NaN is not a JSON number"),
         ({"name": "w", "arguments": '{"a": 1e999}'}, "w", "out of range"),
         ({"name": "w", "arguments": {"a": float("inf")}}, "w", "infinite"),
         ({"name": "w", "arguments": {"a": {1}}}, "w", "type set is not JSON data"),
