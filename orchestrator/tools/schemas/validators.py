@@ -80,7 +80,7 @@ def validator_of(schema: Mapping[str, Any], *, default: str = LATEST, lenient: b
         raise _unusable(error) from None
     if wrong:
         place = ".".join(map(str, wrong[0].absolute_path)) or "<root>"
-        raise ConfigurationError(f"is not a valid JSON Schema: {place}: {wrong[0].message}")
+        raise ConfigurationError(f"is not valid: {place}: {wrong[0].message}")
     return made
 
 

@@ -168,7 +168,7 @@ def test_private_addresses_need_named_hosts() -> None:
         ("http://example.com/a b", "spaces"),
         ("http://example.com/\r\nHost: x", "control characters"),
         ("http://example.com/" + "x" * 9000, "longer than 8192 characters"),
-        ("http://" + "ä" * 70 + ".com/", "no valid name"),
+        ("http://" + "ä" * 70 + ".com/", "not a valid name"),
     ],
 )
 def test_what_is_no_web_address_is_refused_with_the_fix(url: str, says: str) -> None:
