@@ -20,7 +20,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
 from stepfleet.orchestrator.tools.schemas.checks import problems_of
-from stepfleet.orchestrator.tools.schemas.patterns import check_patterns, compiled, patterns_of
+from stepfleet.orchestrator.tools.schemas.patterns import compiled, patterns_of
 
 Schema = dict[str, Any]
 
@@ -215,7 +215,6 @@ def _made(schema: Any) -> SchemaHandle:
     if not isinstance(schema, dict):
         raise ConfigurationError(_wrong("must be a JSON Schema, given as an object"))
     _check_references(schema)
-    _check_patterns(schema)
     schema = _closed(_with_root(changed(schema, _without_dialect)))
     name = schema.get("title")
     name = name if isinstance(name, str) and name.strip() else UNNAMED
@@ -224,6 +223,7 @@ def _made(schema: Any) -> SchemaHandle:
         handle.problems({})  # builds the validator, which checks the schema itself
     except ConfigurationError as error:
         raise ConfigurationError(_wrong(error.message)) from None
+    _check_patterns(schema)
     return handle
 
 
@@ -265,12 +265,7 @@ def _check_references(schema: Schema) -> None:
 
 
 def _check_patterns(schema: Schema) -> None:
-    patterns = [pattern for one in each(schema) for pattern in patterns_of(one)]
-    try:
-        check_patterns(patterns)
-    except ConfigurationError as error:
-        raise ConfigurationError(_wrong(error.message)) from None
-    for pattern in patterns:
+    for pattern in (pattern for one in each(schema) for pattern in patterns_of(one)):
         try:
             compiled(pattern)
         except ConfigurationError as error:
