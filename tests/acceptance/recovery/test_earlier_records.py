@@ -61,7 +61,7 @@ class Reader:
         """Return a value or name as it is written now."""
         return re.sub(rb"(?<!\d)\d{13}(?!\d)", self._moved, base64.b64decode(text))
 
-    def write(self, store: "Redis[bytes]", key: str, kind: str, value: Any) -> None:
+    def write(self, store: Redis, key: str, kind: str, value: Any) -> None:
         """Write one key."""
         if kind == "string":
             store.set(key, self.value(value))
@@ -76,7 +76,7 @@ class Reader:
             store.zadd(key, {one: self._score(score) for one, score in scores.items()})
         else:
             for stamp, fields in value:
-                entry = {self.value(k): self.value(v) for k, v in fields.items()}
+                entry: Any = {self.value(k): self.value(v) for k, v in fields.items()}
                 store.xadd(key, entry, id=stamp)
 
     def _score(self, score: float) -> float:
