@@ -28,7 +28,7 @@ COMMANDS = (
     *(runs.snapshot, runs.checkpoint, runs.restore, runs.fork, runs.compare),
     *(control.retry, control.send, control.cancel, control.pause, control.resume, control.purge),
     *(approvals.approvals, approvals.approve, approvals.deny, approvals.answer),
-    *(fleets.workers, fleets.costs, fleets.bench, fleets.doctor),
+    *(fleets.workers, fleets.costs, fleets.doctor),
 )
 
 

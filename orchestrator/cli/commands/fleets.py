@@ -1,4 +1,4 @@
-"""`stepfleet up`, `worker`, `flower`, `bench`, `doctor`, `cache`, `costs`."""
+"""`stepfleet up`, `worker`, `flower`, `doctor`, `cache`, `costs`."""
 
 # ruff: noqa: PLC0415 - a command imports what it needs when it runs: `--help` answers at once
 
@@ -8,8 +8,6 @@ from typing import Annotated, Any, Literal
 import typer
 
 from stepfleet.orchestrator.cli import options
-
-CONCURRENT = (1_000, 10_000, 100_000)
 
 
 def up(
@@ -117,52 +115,6 @@ def flower(
     from stepfleet.orchestrator.cli.local.flower import serve_flower
 
     serve_flower(port, address, basic_auth, data, flower_db, content=content)
-
-
-def bench(
-    *,
-    runs: Annotated[int, typer.Option("--runs", "-n", min=1, help="Runs, all at once.")] = 500,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Model calls of each run.")] = 5,
-    latency: Annotated[
-        str,
-        typer.Option(
-            "--latency",
-            metavar="SECONDS",
-            help="Of a model call: 0.5, 0.2-1.5 (evenly), p50=1,p99=8 (log-normal); and "
-            ",tail=0.02:30 (that share takes 30 s).",
-        ),
-    ] = "p50=1,p99=4",
-    tools: Annotated[
-        float, typer.Option("--tools", min=0, max=1, help="Share of model calls that call a tool.")
-    ] = 1.0,
-    tool_seconds: Annotated[
-        float, typer.Option("--tool-seconds", min=0, help="Duration of a tool call, without CPU.")
-    ] = 0.0,
-    faults: Annotated[
-        float, typer.Option("--faults", min=0, max=1, help="Share of calls that fail for a retry.")
-    ] = 0.0,
-    workers: options.Workers = 1,
-    slots: options.Slots = None,
-    concurrent: Annotated[
-        list[int] | None,
-        typer.Option("--concurrent", min=1, help="Estimate workers for so many runs at once."),
-    ] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the random load.")] = 0,
-    json: options.Json = False,
-) -> int:
-    """Measure a fleet on this machine with a simulated provider: no key, no network.
-
-    Uses a private Redis, or the one in STEPFLEET_REDIS_URL if it has no workers. Then estimates
-    the workers that more concurrent runs would need.
-    """
-    from stepfleet.orchestrator.cli.bench.latencies import Latencies
-    from stepfleet.orchestrator.cli.bench.runner import BenchPlan, bench_fleet
-    from stepfleet.orchestrator.cli.bench.workload import Workload
-
-    load = Workload(runs, steps, Latencies.parse(latency), tools, tool_seconds, seed)
-    return bench_fleet(
-        BenchPlan(load, workers, slots, faults, tuple(concurrent or CONCURRENT)), json=json
-    )
 
 
 def workers(json: options.Json = False, data: options.Data = options.DATA_FOLDER) -> None:

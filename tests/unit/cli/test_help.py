@@ -9,7 +9,7 @@ HEAVY = ("pydantic", "redis", "celery", "asyncio.runners", "orjson")
 COMMANDS = (
     *("run", "ask", "up", "worker", "flower", "submit", "status", "watch", "results"),
     *("snapshot", "checkpoint", "restore", "fork", "compare"),
-    *("show", "explain", "events", "retry", "send", "cancel", "pause", "resume", "doctor", "bench"),
+    *("show", "explain", "events", "retry", "send", "cancel", "pause", "resume", "doctor"),
 )
 
 

@@ -3,19 +3,15 @@ import os
 from dataclasses import replace
 
 import pytest
+from support.benchmarks import benchmark
 
-from stepfleet.orchestrator.cli.bench.figures import (
-    BUSY,
-    Counts,
-    Ended,
-    Figures,
-    Percentiles,
-    assumptions,
-    estimate,
-)
-from stepfleet.orchestrator.cli.bench.readings import seconds_in, usage_of
-from stepfleet.orchestrator.cli.bench.views import as_data, as_tables
 from stepfleet.orchestrator.cli.terminal.output import screen
+
+figures, readings = benchmark("bench_figures"), benchmark("readings")
+BUSY, Counts, Ended, Figures = figures.BUSY, figures.Counts, figures.Ended, figures.Figures
+Percentiles, assumptions, estimate = figures.Percentiles, figures.assumptions, figures.estimate
+as_data, as_tables = figures.as_data, figures.as_tables
+seconds_in, usage_of = readings.seconds_in, readings.usage_of
 
 FIGURES = Figures(
     counts=Counts(runs=100, completed=100, steps=500, lost_attempts=0),

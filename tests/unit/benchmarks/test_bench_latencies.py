@@ -2,9 +2,11 @@ import statistics
 from random import Random
 
 import pytest
+from support.benchmarks import benchmark
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.cli.bench.latencies import Latencies
+
+Latencies = benchmark("bench_load").Latencies
 
 
 def drawn(text: str, count: int = 4000) -> list[float]:

@@ -149,7 +149,7 @@ def _from_proc(pid: int) -> ProcessUsage | None:
 
 def _from_ps(pids: list[int]) -> list[ProcessUsage]:
     listed = ",".join(map(str, pids))
-    done = subprocess.run(  # noqa: S603 - numbers only
+    done = subprocess.run(
         ["ps", "-o", "time=,rss=", "-p", listed],  # noqa: S607 - the system's own
         capture_output=True,
         text=True,

@@ -2,27 +2,25 @@ from typing import Any
 
 import orjson
 import pytest
+from support.benchmarks import benchmark
 
-from stepfleet.orchestrator.cli.bench.agents import MORE, goes_on
-from stepfleet.orchestrator.cli.bench.latencies import Latencies
-from stepfleet.orchestrator.cli.bench.workload import (
-    PlannedRun,
-    Workload,
-    ideal_seconds,
-    mean_step_seconds,
-    planned,
-)
 from stepfleet.worker.testing import Reply, RequestRecord
-from stepfleet.worker.testing.workload import rules
+
+agent, loads = benchmark("bench_agent"), benchmark("bench_load")
+MORE, goes_on, rules = agent.MORE, agent.goes_on, agent.rules
+Latencies, PlannedRun, Workload = loads.Latencies, loads.PlannedRun, loads.Workload
+ideal_seconds, mean_step_seconds = loads.ideal_seconds, loads.mean_step_seconds
+planned = loads.planned
 
 
-def load(**changes: Any) -> Workload:
+def load(**changes: Any) -> Any:
     return Workload(**{"runs": 40, "steps": 5, "latency": Latencies(0.1, 0.4), **changes})
 
 
-def said(run: PlannedRun, turn: int) -> Reply:
+def said(run: Any, turn: int) -> Reply:
     body = {"messages": [{"role": "user", "content": run.line()["input"]}]}
-    return rules(RequestRecord(1, run.name, turn, 1, body))
+    reply: Reply = rules(RequestRecord(1, run.name, turn, 1, body))
+    return reply
 
 
 def test_the_same_load_is_planned_alike() -> None:
