@@ -41,18 +41,12 @@ from stepfleet.orchestrator import (
     BatchProgress,
     ConfigurationError,
 )
-from stepfleet.orchestrator.cli.local.fleet import FleetPlan, supervisor_of
-from stepfleet.orchestrator.cli.local.simulation import Simulated, simulation
-from stepfleet.orchestrator.cli.setup.data_folder import DataFolder, local_redis
-from stepfleet.orchestrator.cli.setup.open_files import raise_open_files_limit
-from stepfleet.orchestrator.cli.terminal.exit_codes import (
-    COMPLETED,
-    INTERRUPTED,
-    SOME_FAILED,
-    USAGE,
-)
-from stepfleet.orchestrator.cli.terminal.output import notice, screen
-from stepfleet.orchestrator.cli.terminal.signals import Interrupts, until_interrupted
+from stepfleet.orchestrator.cli.fleet import DataFolder, local_redis
+from stepfleet.orchestrator.cli.options import COMPLETED, INTERRUPTED, SOME_FAILED, USAGE
+from stepfleet.orchestrator.cli.signals import Interrupts, until_interrupted
+from stepfleet.orchestrator.cli.terminal import notice, screen
+from stepfleet.orchestrator.cli.watchdog import raise_open_files_limit
+from stepfleet.orchestrator.cli.workers import FleetPlan, Simulated, simulation, supervisor_of
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.redis_facts import infos, query
 

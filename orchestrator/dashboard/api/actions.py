@@ -20,7 +20,7 @@ from stepfleet.orchestrator.dashboard.api.handling import (
 from stepfleet.orchestrator.dashboard.api.records import Action, ActionResult
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
+from stepfleet.orchestrator.store.runs.control import ControlResult
 
 log = logging.getLogger(__name__)
 
@@ -30,15 +30,6 @@ AT_ONCE = 20
 PAGE = 500
 MOST_REFUSED = 20
 _SELECTED = {"status", "stop_reason", "agent", "tenant", "error"}
-_DONE = frozenset(ControlOutcome) - {
-    *(ControlOutcome.UNKNOWN, ControlOutcome.ENDED, ControlOutcome.CHANGED, ControlOutcome.ACTIVE)
-}
-_WHY = {
-    ControlOutcome.UNKNOWN: "there is no such run",
-    ControlOutcome.ENDED: "it has ended",
-    ControlOutcome.ACTIVE: "it is not paused",
-    ControlOutcome.CHANGED: "another request changed it first: try again",
-}
 
 
 class Audited(ApiHandler):
@@ -112,12 +103,12 @@ class ActionHandler(Audited, ABC):
             async with limited:
                 try:
                     result = await act(run_id)
-                    outcome, why = result.outcome, _reason(verb, result)
+                    is_done, why = result.is_done, str(result)
                 except ConfigurationError as error:
-                    outcome, why = ControlOutcome.UNKNOWN, error.message
-                if outcome not in _DONE and len(refused) < MOST_REFUSED:
+                    is_done, why = False, error.message
+                if not is_done and len(refused) < MOST_REFUSED:
                     refused[run_id] = why
-                return outcome in _DONE
+                return is_done
 
         done = sum(await asyncio.gather(*map(one, run_ids)))
         left = len(run_ids) - done
@@ -146,7 +137,7 @@ class RunAction(ActionHandler):
         result = await act(target)
         return ActionResult(
             action=verb,
-            runs=int(result.outcome in _DONE),
+            runs=int(result.is_done),
             outcome=result.outcome.value,
             detail=result.detail or None,
         )
@@ -162,7 +153,7 @@ class RunAction(ActionHandler):
         result = await fleet.runs.send(target, given.message, **own)
         return ActionResult(
             action=verb,
-            runs=int(result.outcome in _DONE),
+            runs=int(result.is_done),
             outcome=result.outcome.value,
             detail=result.detail or None,
         )
@@ -266,10 +257,3 @@ class RunsAction(ActionHandler):
             raise ConfigurationError(msg)
         page = await self.site.fleet.runs.page(limit=PAGE, cursor=given.cursor, **which)
         return await self.each([run.run_id for run in page.runs], verb, given, page.next)
-
-
-def _reason(verb: str, result: ControlResult) -> str:
-    why = _WHY.get(result.outcome, result.outcome.value)
-    if result.outcome is ControlOutcome.ACTIVE and verb == "retry":
-        why = "it has not ended"
-    return f"{why} ({result.detail})" if result.detail else why

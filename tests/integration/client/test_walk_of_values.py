@@ -32,10 +32,10 @@ from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
 from stepfleet.orchestrator.batches.files.result_lines import as_line, full, slim
 from stepfleet.orchestrator.batches.files.tables.fields import cells, select
 from stepfleet.orchestrator.batches.files.tables.table import ResultTable
-from stepfleet.orchestrator.cli.terminal.output import print_json, screen
-from stepfleet.orchestrator.cli.views.approvals import picture
-from stepfleet.orchestrator.cli.views.runs import as_data, read_tree
-from stepfleet.orchestrator.cli.views.trace import trace
+from stepfleet.orchestrator.cli.approvals import waiting_picture
+from stepfleet.orchestrator.cli.explain import as_data, read_tree
+from stepfleet.orchestrator.cli.terminal import print_json, screen
+from stepfleet.orchestrator.cli.trace import trace
 from stepfleet.orchestrator.client.runs import inputs_of
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
@@ -172,7 +172,7 @@ async def walk(
         asked = asyncio.create_task(waiting(fleet, 1))
         await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
-            screen().print(picture(asked.result()))
+            screen().print(waiting_picture(asked.result()))
             print_json(asked.result()[0].to_dict())
             await fleet.decide(run_id)
         asked.cancel()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from support.benchmarks import benchmark
 
-from stepfleet.orchestrator.cli.terminal.output import screen
+from stepfleet.orchestrator.cli.terminal import screen
 
 figures, readings = benchmark("bench_figures"), benchmark("readings")
 BUSY, Counts, Ended, Figures = figures.BUSY, figures.Counts, figures.Ended, figures.Figures

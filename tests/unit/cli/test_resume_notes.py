@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError
-from stepfleet.orchestrator.cli.run.locks import held, is_held, only_writer
-from stepfleet.orchestrator.cli.run.notes import Note, Notes, identity, new_key
+from stepfleet.orchestrator.cli.notes import (
+    Note,
+    Notes,
+    held,
+    identity,
+    is_held,
+    new_key,
+    only_writer,
+)
 
 
 def agents(**fields: Any) -> dict[str, Agent]:

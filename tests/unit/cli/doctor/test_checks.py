@@ -1,4 +1,4 @@
-from stepfleet.orchestrator.cli.doctor import checks
+from stepfleet.orchestrator.cli import doctor as checks
 from stepfleet.orchestrator.store.fleet.checks import State
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stepfleet.orchestrator.cli.doctor.doctor import diagnose
+from stepfleet.orchestrator.cli.doctor import doctor
 
 AGENTS = """
 from stepfleet.orchestrator import Agent, ModelSettings
@@ -22,7 +22,7 @@ def test_a_wrong_address_of_one_agent_hides_no_problem_of_another(
     module = tmp_path / "two_agents.py"
     module.write_text(AGENTS)
 
-    assert diagnose(str(module), tmp_path / "data", json=True) == 2
+    assert doctor(str(module), json=True, data=tmp_path / "data") == 2
 
     failed = [one for one in json.loads(capsys.readouterr().out) if one["state"] == "fail"]
     texts = [one["found"] for one in failed if one["check"].startswith("model")]
@@ -42,7 +42,7 @@ def test_an_address_with_a_secret_fails_and_the_secret_is_not_shown(
         'from stepfleet.orchestrator import Agent\n\nplain = Agent("plain", model="openai:m")\n'
     )
 
-    assert diagnose(str(module), tmp_path / "data", json=True) == 2
+    assert doctor(str(module), json=True, data=tmp_path / "data") == 2
 
     printed = capsys.readouterr().out
     (about,) = [one for one in json.loads(printed) if one["check"].startswith("model")]

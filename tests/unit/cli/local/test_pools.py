@@ -1,7 +1,7 @@
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.cli.local.worker_command import THREADS, slots_of
+from stepfleet.orchestrator.cli.workers import THREADS, slots_of
 
 
 def test_only_the_asyncio_pool_takes_its_slots_from_the_settings() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError, tool
-from stepfleet.orchestrator.cli.local.worker_command import (
+from stepfleet.orchestrator.cli.workers import (
     WorkerOptions,
     celery_arguments,
     named_queues,

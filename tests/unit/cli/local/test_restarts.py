@@ -1,5 +1,5 @@
-from stepfleet.orchestrator.cli.local.supervisor import QUICK_DEATHS, QUICK_SECONDS, Restarts
-from stepfleet.orchestrator.cli.terminal.exit_codes import USAGE
+from stepfleet.orchestrator.cli.options import USAGE
+from stepfleet.orchestrator.cli.workers import QUICK_DEATHS, QUICK_SECONDS, Restarts
 
 
 def test_each_quick_death_in_a_row_doubles_the_pause() -> None:

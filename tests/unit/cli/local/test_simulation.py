@@ -1,7 +1,7 @@
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.cli.local.simulation import Simulated, simulated_as
+from stepfleet.orchestrator.cli.workers import Simulated, simulated_as
 
 
 def test_rules_alone_leave_latency_and_faults_to_the_server() -> None:

@@ -3,7 +3,7 @@ import sys
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.cli.local.worker_command import (
+from stepfleet.orchestrator.cli.workers import (
     WorkerOptions,
     celery_arguments,
     checked_autoscale,

@@ -5,11 +5,7 @@ import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError
 from stepfleet.orchestrator.batches.files.source import open_input
-from stepfleet.orchestrator.cli.results.input_file import (
-    configs_used,
-    default_agent,
-    digest_of,
-)
+from stepfleet.orchestrator.cli.inputs import configs_used, default_agent, digest_of
 
 SOLVER = Agent("solver", model="openai:m")
 WRITER = Agent("writer", model="openai:m")

@@ -14,8 +14,7 @@ from stepfleet.orchestrator import (
     RunStatus,
     StopReason,
 )
-from stepfleet.orchestrator.cli.results.layout import Layout
-from stepfleet.orchestrator.cli.results.lines import to_line
+from stepfleet.orchestrator.cli.results import Layout, to_line
 from stepfleet.orchestrator.continuation import ErrorPolicyCriterion, StepsLimit
 from stepfleet.orchestrator.records.run.causes import LastError
 

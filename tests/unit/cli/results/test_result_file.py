@@ -21,16 +21,18 @@ from stepfleet.orchestrator import (
     RunStatus,
     StopReason,
 )
-from stepfleet.orchestrator.cli.results.collecting import when_there_is_space
-from stepfleet.orchestrator.cli.results.layout import Kind, Layout
-from stepfleet.orchestrator.cli.results.lines import to_line
-from stepfleet.orchestrator.cli.results.places import (
+from stepfleet.orchestrator.cli.results import (
+    Kind,
+    Layout,
+    ResultFile,
     check_apart,
+    check_results,
     check_writable,
     is_empty,
     replacing,
+    to_line,
+    when_there_is_space,
 )
-from stepfleet.orchestrator.cli.results.result_file import ResultFile, check_results
 
 FULL, OPENAI = Layout("full"), Layout("openai")
 

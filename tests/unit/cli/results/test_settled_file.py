@@ -13,9 +13,7 @@ import orjson
 import pytest
 
 from stepfleet.orchestrator import AgentRunResult, Lifecycle, RunStatus, StopReason
-from stepfleet.orchestrator.cli.results.layout import Kind, Layout
-from stepfleet.orchestrator.cli.results.lines import to_line
-from stepfleet.orchestrator.cli.results.result_file import ResultFile
+from stepfleet.orchestrator.cli.results import Kind, Layout, ResultFile, to_line
 
 FULL = Layout("full")
 ENDED = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)

@@ -4,13 +4,7 @@ import pytest
 from rich.console import Console
 
 from stepfleet.orchestrator import BatchProgress
-from stepfleet.orchestrator.cli.terminal.progress import (
-    WINDOW_SECONDS,
-    Pace,
-    Sample,
-    picture,
-    progress_line,
-)
+from stepfleet.orchestrator.cli.progress import WINDOW_SECONDS, Pace, Sample, picture, progress_line
 from stepfleet.orchestrator.records.calls.answers import AskCount
 
 

@@ -4,14 +4,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.cli.terminal.format import (
-    count,
-    moment,
-    seconds,
-    shown,
-    shown_error,
-    usd,
-)
+from stepfleet.orchestrator.cli.terminal import count, moment, seconds, shown, shown_error, usd
 
 
 @pytest.mark.parametrize(

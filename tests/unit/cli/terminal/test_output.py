@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from stepfleet.orchestrator.cli.terminal.output import (
+from stepfleet.orchestrator.cli.costs import print_costs
+from stepfleet.orchestrator.cli.terminal import (
     bytes_out,
     notice,
     print_json,
     print_json_line,
     print_text,
 )
-from stepfleet.orchestrator.cli.views.costs import print_costs
 from stepfleet.orchestrator.records.ledger import CostRow, Costs
 
 CONTROLS = "\x7f\x84\x9b2J\u061c\u200e\u202eexe.txt\u2066\ufeff"

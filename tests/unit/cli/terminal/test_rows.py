@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console, RenderableType
 from rich.text import Text
 
-from stepfleet.orchestrator.cli.terminal.rows import Column, Rows
+from stepfleet.orchestrator.cli.terminal import Column, Rows
 
 BATCH = "d3e33475-64d6-5134-86bf-c4838b76859e"
 AGENTS = ", ".join(f"researcher-{number}" for number in range(12))

@@ -2,7 +2,7 @@ import asyncio
 import os
 import signal
 
-from stepfleet.orchestrator.cli.terminal.signals import Interrupts
+from stepfleet.orchestrator.cli.signals import Interrupts
 
 
 async def test_a_closed_terminal_is_an_orderly_stop_however_often_it_is_reported() -> None:

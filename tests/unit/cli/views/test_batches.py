@@ -5,8 +5,9 @@ import pytest
 from rich.console import Console, RenderableType
 
 from stepfleet.orchestrator import AskCount, BatchProgress, Failures
-from stepfleet.orchestrator.cli.terminal.exit_codes import code_of
-from stepfleet.orchestrator.cli.terminal.progress import (
+from stepfleet.orchestrator.cli.batches import batch_list, summary
+from stepfleet.orchestrator.cli.options import code_of
+from stepfleet.orchestrator.cli.progress import (
     PLAIN_SECONDS,
     Display,
     Pace,
@@ -14,7 +15,6 @@ from stepfleet.orchestrator.cli.terminal.progress import (
     picture,
     progress_line,
 )
-from stepfleet.orchestrator.cli.views.batches import batch_list, summary
 
 
 def progress(**fields: Any) -> BatchProgress:

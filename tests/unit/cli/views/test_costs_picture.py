@@ -6,7 +6,7 @@ from decimal import Decimal
 import pytest
 from rich.console import Console, RenderableType
 
-from stepfleet.orchestrator.cli.views.costs import calls_picture, picture
+from stepfleet.orchestrator.cli.costs import calls_picture, costs_picture
 from stepfleet.orchestrator.records.ledger import CallState, CostLine, CostRow, Costs
 
 BATCH = "d3e33475-64d6-5134-86bf-c4838b76859e"
@@ -35,18 +35,20 @@ def row(usd: str, lost: str = "0", **group: str) -> CostRow:
 def test_amounts_and_ids_are_whole_at_80_columns(by: tuple[str, ...]) -> None:
     group = {"batch": BATCH, "agent": "researcher"}
     rows = (row("0.591234567", **{key: group[key] for key in by}),) if by else ()
-    text = printed(picture(Costs(by=by, since=DAY, until=DAY, rows=rows, total=row("12.346"))))
+    text = printed(
+        costs_picture(Costs(by=by, since=DAY, until=DAY, rows=rows, total=row("12.346")))
+    )
     assert "…" not in text
     for part in ("123,456", "$12.35", *(("$0.5912",) if by else ()), *(group[key] for key in by)):
         assert part in text
 
 
 def test_columns_without_any_value_are_left_out() -> None:
-    text = printed(picture(Costs(since=DAY, until=DAY, total=row("0.000000005"))))
+    text = printed(costs_picture(Costs(since=DAY, until=DAY, total=row("0.000000005"))))
     assert "$0.000000005" in text
     for name in ("cached", "of it lost", "may be paid", "saved"):
         assert name not in text
-    lost = printed(picture(Costs(since=DAY, until=DAY, total=row("0.5", lost="0.25"))))
+    lost = printed(costs_picture(Costs(since=DAY, until=DAY, total=row("0.5", lost="0.25"))))
     assert "of it lost" in lost
     assert "$0.2500" in lost
 

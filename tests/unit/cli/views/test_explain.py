@@ -14,12 +14,12 @@ from stepfleet.orchestrator import (
     Lifecycle,
     StopReason,
 )
-from stepfleet.orchestrator.cli.views.explain import (
+from stepfleet.orchestrator.cli.explain import (
     AwaitedTool,
     Explanation,
     dated,
     explain,
-    picture,
+    explanation_picture,
 )
 from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.records.run.results import end_state, run_status
@@ -66,7 +66,7 @@ def active(lifecycle: Lifecycle, outcome: ContinuationOutcome | None = None) -> 
 def rendered(explanation: Explanation) -> str:
     console = Console(width=200, markup=False)
     with console.capture() as captured:
-        console.print(picture(explanation))
+        console.print(explanation_picture(explanation))
     return captured.get()
 
 

@@ -5,7 +5,7 @@ from typing import Any
 from rich.console import Console, RenderableType
 
 from stepfleet.orchestrator import Cause, FailedRun, FailureGroup, Failures, StopReason
-from stepfleet.orchestrator.cli.views.failures import as_data, picture, raises, top
+from stepfleet.orchestrator.cli.batches import failures_data, failures_picture, raises, top
 
 BATCH = "7d7bbd5c-3f0e-5f0c-9d0e-6f3a3a4ad8a1"
 
@@ -41,18 +41,18 @@ def _text(*parts: RenderableType, width: int = 60) -> str:
 
 def test_a_group_has_its_example_and_an_unbroken_command_that_raises_its_limits() -> None:
     group = _group(1_200, limits={"max_steps": 16, "budget_usd": 0.1})
-    shown = _text(picture(_failures(group)))
+    shown = _text(failures_picture(_failures(group)))
     command = f"stepfleet retry --batch {BATCH} --where {group.where} --raise max_steps=16 --raise"
     assert command in shown
     assert "1,200  tool 'stock': no such product '…'" in shown
     assert "steps_limit; step 8; m" in shown
     assert "e.g. line q-1, run r1: no such product 'gadgets'" in " ".join(shown.split())
-    assert as_data(_failures(group))["groups"][0]["retry"].startswith(command)
+    assert failures_data(_failures(group))["groups"][0]["retry"].startswith(command)
 
 
 def test_large_limits_are_whole_numbers_in_the_command() -> None:
     group = _group(1, limits={"token_limit": 20_000_000})
-    assert "--raise token_limit=20000000" in _text(picture(_failures(group)))
+    assert "--raise token_limit=20000000" in _text(failures_picture(_failures(group)))
 
 
 def test_a_retry_of_all_groups_raises_each_limit_to_the_highest() -> None:
@@ -63,7 +63,7 @@ def test_a_retry_of_all_groups_raises_each_limit_to_the_highest() -> None:
 
 
 def test_a_group_of_many_steps_counts_the_most_frequent() -> None:
-    shown = _text(picture(_failures(_group(9, steps={2: 5, 3: 2, 4: 1, 5: 1}))))
+    shown = _text(failures_picture(_failures(_group(9, steps={2: 5, 3: 2, 4: 1, 5: 1}))))
     assert "step 2 (5), step 3 (2), step 4 (1) ..." in " ".join(shown.split())
 
 
@@ -77,5 +77,5 @@ def test_the_summary_has_three_causes_and_says_of_how_many_runs() -> None:
 
 
 def test_foreign_text_cannot_move_the_cursor() -> None:
-    shown = _text(picture(_failures(_group(1, text="red \x1b[31m"))))
+    shown = _text(failures_picture(_failures(_group(1, text="red \x1b[31m"))))
     assert "\x1b" not in shown

@@ -8,9 +8,9 @@ from rich.console import Console
 from support.runs.agent_records import a_call, a_step
 
 from stepfleet.orchestrator import AgentRunResult, Lifecycle, Message, RunPage, RunSummary, RunTree
-from stepfleet.orchestrator.cli.views import listing
-from stepfleet.orchestrator.cli.views.explain import AwaitedTool, judged
-from stepfleet.orchestrator.cli.views.trace import trace
+from stepfleet.orchestrator.cli.explain import AwaitedTool, judged
+from stepfleet.orchestrator.cli.look import below, page_picture
+from stepfleet.orchestrator.cli.trace import trace
 from stepfleet.orchestrator.records.calls.answers import Decision, RunEnd
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
@@ -125,10 +125,10 @@ def test_runs_below_a_run_are_a_tree_that_says_how_much_is_left_out() -> None:
         run = RunSummary(**{**given, "status": Lifecycle.COMPLETED, **fields})
         return RunTree(run=run, below=below, left_out=left_out)
 
-    assert listing.below(tree("root")) is None
+    assert below(tree("root")) is None
     stopped = tree("leaf", status="stopped", stop_reason="steps_limit", steps=1, cost_usd=0.5)
     with console.capture() as captured:
-        shown = listing.below(tree("root", tree("child", stopped, steps=2), left_out=7))
+        shown = below(tree("root", tree("child", stopped, steps=2), left_out=7))
         assert shown is not None
         console.print(shown)
     lines = [line.strip(" │├└─") for line in captured.get().splitlines()]
@@ -153,6 +153,6 @@ def test_a_list_of_runs_has_whole_ids_on_terminals_of_any_width(width: int) -> N
     )
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(listing.picture(RunPage(runs=(run,), next=None, looked_at=1)))
+        console.print(page_picture(RunPage(runs=(run,), next=None, looked_at=1)))
     text = captured.get()
     assert all(part in text for part in (run.run_id, "problem-00040", "solver", "rate limit"))

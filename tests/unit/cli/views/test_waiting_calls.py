@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepfleet.orchestrator.cli.views.approvals import call_of, picture
+from stepfleet.orchestrator.cli.approvals import call_of, waiting_picture
 from stepfleet.orchestrator.records.calls.answers import Ask
 
 LONG_ID = "96378916-e656-57de-b717-84d632ada9b2.44d1fa8d6f.d040ec220c"
@@ -40,7 +40,7 @@ def question(run_id: str) -> Ask:
 def printed(*asks: Ask, width: int = 80) -> list[str]:
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(picture(asks))
+        console.print(waiting_picture(asks))
     return [line.strip() for line in captured.get().splitlines()]
 
 

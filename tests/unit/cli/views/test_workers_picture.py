@@ -3,7 +3,7 @@
 import pytest
 from rich.console import Console, RenderableType
 
-from stepfleet.orchestrator.cli.views.fleet import picture, workers_picture
+from stepfleet.orchestrator.cli.look import fleet_picture, workers_picture
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen
 
 AGENTS = tuple(f"researcher-{number}" for number in range(12))
@@ -21,7 +21,7 @@ OVERVIEW = FleetOverview(
     redis_version="7", active=1, queue_length=0, oldest_due_seconds=0.0, workers=(GONE,)
 )
 PICTURES = pytest.mark.parametrize(
-    "shown", [picture((OVERVIEW, [])), workers_picture([GONE])], ids=["status", "workers"]
+    "shown", [fleet_picture((OVERVIEW, [])), workers_picture([GONE])], ids=["status", "workers"]
 )
 
 
