@@ -11,14 +11,20 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from stepfleet.orchestrator.cli import options
-from stepfleet.orchestrator.cli.fleet import print_found, with_fleet
+from stepfleet.orchestrator.cli.fleet import with_fleet
 from stepfleet.orchestrator.cli.inputs import confirm
 from stepfleet.orchestrator.cli.options import data_option
-from stepfleet.orchestrator.cli.terminal import count, moment, print_either, shown
+from stepfleet.orchestrator.cli.terminal import (
+    count,
+    moment,
+    print_either,
+    print_json,
+    screen,
+    shown,
+)
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.calls.answers import Ask, Decided
@@ -72,8 +78,11 @@ def approvals(
     Equal ones are together, the oldest first.
     """
     which = _given(batch=batch, agent=agent, tool=tool, tenant=tenant, group=group)
-    read = partial(_waiting, which)
-    print_found(data, read, waiting_picture, json=json, as_data=lambda all_: [*map(_as_data, all_)])
+    waiting = with_fleet(data, partial(_waiting, which))
+    if json:
+        print_json([{**one.to_dict(), "group": one.group} for one in waiting])
+    else:  # no line is broken or cut: the commands are copied
+        screen().print(waiting_picture(waiting), soft_wrap=True)
 
 
 def decide(
@@ -236,10 +245,6 @@ def _words(decided: Decided, word: str) -> str:
     return text
 
 
-def _as_data(ask: Ask) -> dict[str, Any]:
-    return {**ask.to_dict(), "group": ask.group}
-
-
 def _equal(waiting: Sequence[Ask]) -> list[list[Ask]]:
     """Return equal calls together, the oldest first."""
     found: dict[str, list[Ask]] = {}
@@ -256,7 +261,7 @@ def waiting_picture(waiting: Sequence[Ask]) -> RenderableType:
     groups, places = _equal(waiting), places_of(waiting)
     parts: list[RenderableType] = [Text(f"{wait} for a person", style="bold")]
     for same in groups[:_GROUPS]:
-        parts += [call_text(same[0]), Padding(_lines(same, places), (0, 0, 0, 2))]
+        parts += [call_text(same[0]), *(Text("  ").append(one) for one in _lines(same, places))]
     if len(groups) > _GROUPS:
         parts.append(f"and {count(len(groups) - _GROUPS)} groups more: --json lists all")
     if any(same[0].kind == "approval" for same in groups[:_GROUPS]):
@@ -290,7 +295,7 @@ def call_and_commands(ask: Ask, place: str) -> str:
     return "\n  ".join([call_text(ask).plain, *commands])
 
 
-def _lines(same: Sequence[Ask], places: Mapping[str, str]) -> RenderableType:
+def _lines(same: Sequence[Ask], places: Mapping[str, str]) -> list[Text]:
     """Return since when equal calls wait, what ends the wait, and the commands that decide them."""
     ask = same[0]
     until = f", at the latest until {moment(ask.until)}" if ask.until else ""
@@ -308,7 +313,7 @@ def _lines(same: Sequence[Ask], places: Mapping[str, str]) -> RenderableType:
         lines.append(Text(f"stepfleet decide --group {ask.group} --approve{data_option()}"))
     if ask.kind == "question" and len(same) > _RUNS:
         lines.append(Text(f"and {count(len(same) - _RUNS)} runs more: --json lists all"))
-    return Group(*lines)
+    return lines
 
 
 def _where(ask: Ask) -> list[Text]:

@@ -25,7 +25,6 @@ from stepfleet.orchestrator.cli.batches import (
     summary,
     with_causes,
 )
-from stepfleet.orchestrator.cli.chat import follow_conversation, whole_view
 from stepfleet.orchestrator.cli.explain import AwaitedTool, read_run, waits_of
 from stepfleet.orchestrator.cli.fleet import print_found, with_fleet
 from stepfleet.orchestrator.cli.options import COMPLETED, SOME_FAILED
@@ -43,7 +42,7 @@ from stepfleet.orchestrator.cli.terminal import (
     shown_error,
     usd,
 )
-from stepfleet.orchestrator.cli.trace import trace
+from stepfleet.orchestrator.cli.trace import follow_conversation, trace, whole_view
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.history.comparison import RunComparison, RunFigures
 from stepfleet.orchestrator.client.operations.asks_below import asks_below

@@ -280,6 +280,11 @@ async def _check_calls(plan: RunPlan, used: list[AgentConfig]) -> None:
 _SAY_SECONDS = 5.0
 
 
+def code_of(*, completed: int, total: int) -> int:
+    """Return the exit code of a batch: 0 when every run completed."""
+    return COMPLETED if completed == total else SOME_FAILED
+
+
 @dataclass
 class _Run:
     """One `run` command and its batch. `same` is its identity, empty without a file."""
@@ -310,8 +315,7 @@ class _Run:
         seconds = time.monotonic() - started
         print_ended(ended, seconds, json=self.plan.json)
         self._print_next_commands(ended)
-        progress = ended.progress
-        return COMPLETED if progress.completed == progress.total else SOME_FAILED
+        return code_of(completed=ended.progress.completed, total=ended.progress.total)
 
     async def _submit_and_collect(self, fleet: AsyncFleet) -> Ended:
         own = self.plan.batch_id or (self.note.batch_id if self.note else "")

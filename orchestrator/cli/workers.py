@@ -22,7 +22,7 @@ from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.settings.settings import Settings
 
 WORKER = "stepfleet.worker"
-WATCHDOG = "stepfleet.orchestrator.cli.local.watchdog"
+WATCHDOG = "stepfleet.orchestrator.cli.watchdog"
 POOLS = ("asyncio", "prefork", "threads", "solo")
 THREADS = 32
 MOST_SLOTS = 100_000

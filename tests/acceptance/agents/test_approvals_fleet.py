@@ -141,8 +141,8 @@ def test_whoever_waits_for_runs_reads_that_these_wait_for_people(
             lambda: any(one.alive for one in fleet.overview().workers), within=LONG, what="a worker"
         )
     asking = commands.start("ask", "clerk", "ask", **place)
-    commands.until_said("clerk asks: which? (red, blue)\n  stepfleet answer ", within=LONG)
-    run_id = commands.said.rpartition("stepfleet answer ")[2].split()[0]
+    commands.until_said("clerk asks: which? (red, blue)\n  stepfleet decide ", within=LONG)
+    run_id = commands.said.rpartition("stepfleet decide ")[2].split()[0]
     assert "1 call answered" in cli("answer", run_id, "blue").stdout
     assert asking.wait(LONG) == 0, commands.said
     assert (commands.folder / "started.out").read_text() == "blue\n"

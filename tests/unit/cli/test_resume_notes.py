@@ -59,7 +59,7 @@ def test_a_damaged_note_is_as_good_as_none(tmp_path: Path, text: str) -> None:
 HOLDER = """\
 import sys
 from pathlib import Path
-from stepfleet.orchestrator.cli.run.locks import held
+from stepfleet.orchestrator.cli.notes import held
 with held(Path(sys.argv[1]), str):
     print("held", flush=True)
     sys.stdin.read()

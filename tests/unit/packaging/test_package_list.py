@@ -35,7 +35,6 @@ EXTRAS_OF_ROOMS = {
     "orchestrator/dashboard": {"flower"},
     "orchestrator/models/pricing/known.py": {"worker"},
     "orchestrator/models/signing.py": {"bedrock"},
-    "orchestrator/cli/flower.py": {"flower"},
     "orchestrator/store/embedded/binary.py": {"local"},
 }
 

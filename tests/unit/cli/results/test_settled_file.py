@@ -110,8 +110,8 @@ def test_a_line_of_an_earlier_version_is_replaced(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from stepfleet.orchestrator.cli.results.layout import Layout
-from stepfleet.orchestrator.cli.results.result_file import ResultFile
+from stepfleet.orchestrator.cli.results import Layout
+from stepfleet.orchestrator.cli.results import ResultFile
 
 file = ResultFile(Path(sys.argv[1]), Layout("full"))
 os.fsync = lambda _: os.kill(os.getpid(), 9)  # behind the last line, before the new file's turn

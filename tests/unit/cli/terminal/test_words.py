@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from stepfleet.orchestrator.cli.options import data_option, of_data_folder
 from stepfleet.orchestrator.cli.main import in_cli_words
+from stepfleet.orchestrator.cli.options import data_option, of_data_folder
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from rich.console import Console, RenderableType
 
 from stepfleet.orchestrator import AskCount, BatchProgress, Failures
 from stepfleet.orchestrator.cli.batches import batch_list, summary
-from stepfleet.orchestrator.cli.options import code_of
 from stepfleet.orchestrator.cli.progress import (
     PLAIN_SECONDS,
     Display,
@@ -15,6 +14,7 @@ from stepfleet.orchestrator.cli.progress import (
     picture,
     progress_line,
 )
+from stepfleet.orchestrator.cli.run import code_of
 
 
 def progress(**fields: Any) -> BatchProgress:

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.cli.explain import (
     AwaitedTool,
     Explanation,
     dated,
-    explain,
+    explained,
     explanation_picture,
 )
 from stepfleet.orchestrator.records.calls.answers import Ask
@@ -91,7 +91,7 @@ def test_every_stop_reason_is_explained_with_all_criteria_and_the_decisive_one(
     reason: StopReason,
 ) -> None:
     """CONT-28: every stopped run names criterion, reason and context."""
-    found = explain(ended(reason, forbidding(reason)))
+    found = explained(ended(reason, forbidding(reason)))
 
     assert found.stop_reason == reason.value
     assert [one.criterion for one in found.criteria] == [
@@ -113,7 +113,7 @@ def test_a_run_without_more_work_is_stopped_by_all_that_saw_none() -> None:
         evaluations=(evaluation("A", STOP), evaluation("B", ALLOW), evaluation("C", STOP)),
     )
 
-    found = explain(ended(StopReason.COMPLETED, outcome))
+    found = explained(ended(StopReason.COMPLETED, outcome))
 
     assert [one.decisive for one in found.criteria] == [True, False, True]
 
@@ -126,14 +126,14 @@ def test_an_active_run_says_what_keeps_it_going() -> None:
         evaluations=(evaluation("ToolCallPresenceCheck", REQUEST),),
     )
 
-    found = explain(active(Lifecycle.IN_PROGRESS, outcome))
+    found = explained(active(Lifecycle.IN_PROGRESS, outcome))
 
     assert found.says.startswith("in_progress")
     assert found.criteria[0].decisive
 
 
 def test_a_queued_run_says_that_nothing_was_evaluated_yet() -> None:
-    found = explain(active(Lifecycle.QUEUED))
+    found = explained(active(Lifecycle.QUEUED))
 
     assert "no step has been evaluated yet" in found.says
     assert "queued" in rendered(found)
@@ -141,7 +141,7 @@ def test_a_queued_run_says_that_nothing_was_evaluated_yet() -> None:
 
 def test_a_run_that_waits_for_a_tool_says_whether_somebody_works_there() -> None:
     waits = (AwaitedTool("render", "gpu", served=False), AwaitedTool("play", "sound"))
-    found = explain(active(Lifecycle.IN_PROGRESS), waits)
+    found = explained(active(Lifecycle.IN_PROGRESS), waits)
     text = rendered(found)
     assert "waits for tool 'render' on queue 'gpu', which no running worker serves" in text
     assert "waits for tool 'play' on queue 'sound'\n" in text.replace(" \n", "\n")
@@ -165,13 +165,13 @@ def test_a_run_that_waits_for_a_person_says_since_when_and_until_when() -> None:
         since=datetime(2026, 1, 1, tzinfo=UTC),
         until=datetime(2026, 1, 2, tzinfo=UTC),
     )
-    text = rendered(explain(active(Lifecycle.IN_PROGRESS), dated(waits, [ask])))
+    text = rendered(explained(active(Lifecycle.IN_PROGRESS), dated(waits, [ask])))
     times = "since 2026-01-01 00:00:00 UTC, until 2026-01-02 00:00:00 UTC"
     assert f"approval: `stepfleet approvals` (tool 'refund'), {times}" in " ".join(text.split())
 
 
 def test_the_explanation_as_json_has_every_number() -> None:
-    told = explain(ended(StopReason.STEPS_LIMIT, forbidding(StopReason.STEPS_LIMIT))).to_dict()
+    told = explained(ended(StopReason.STEPS_LIMIT, forbidding(StopReason.STEPS_LIMIT))).to_dict()
 
     assert told["resolved_by"] == "StepsLimit"
     assert told["criteria"][0]["numbers"] == {"used": 30, "limit": 100}
@@ -188,7 +188,7 @@ def test_markup_in_a_criterions_reason_is_shown_as_it_is() -> None:
         ),
     )
 
-    text = rendered(explain(ended(StopReason.GUARD, outcome)))
+    text = rendered(explained(ended(StopReason.GUARD, outcome)))
 
     assert "[red]x[/]" in text
     assert "\x1b[2J" not in text
@@ -207,8 +207,8 @@ def test_the_error_behind_a_limit_is_named_as_the_cause() -> None:
     result = ended(StopReason.STEPS_LIMIT, None).model_copy(
         update={"last_error": error, "line_id": "q-5", "batch_id": "b1"}
     )
-    shown = rendered(explain(result))
+    shown = rendered(explained(result))
     assert "Cause: tool 'stock' failed in 8 of 8 steps: no such product 'gadgets'" in shown
     assert "Line q-5 of batch b1" in shown
     old = error.model_copy(update={"failed_steps": 1, "good_steps": 5})
-    assert explain(result.model_copy(update={"last_error": old})).cause is None
+    assert explained(result.model_copy(update={"last_error": old})).cause is None

@@ -40,7 +40,7 @@ def question(run_id: str) -> Ask:
 def printed(*asks: Ask, width: int = 80) -> list[str]:
     console = Console(width=width)
     with console.capture() as captured:
-        console.print(waiting_picture(asks))
+        console.print(waiting_picture(asks), soft_wrap=True)  # as the command prints it
     return [line.strip() for line in captured.get().splitlines()]
 
 
@@ -49,7 +49,7 @@ def test_a_call_has_a_command_that_decides_it_in_one_line(width: int) -> None:
     lines = printed(ask(LONG_ID), width=width)
     assert lines[0] == "1 call waits for a person"
     assert 'cashier calls refund({"customer":"Ada","euros":120})' in lines
-    assert f"stepfleet approve {LONG_ID}" in lines
+    assert f"stepfleet decide {LONG_ID} --approve" in lines
     assert "until 2026-01-01 13:00:00 UTC" in " ".join(lines)
 
 
@@ -58,7 +58,7 @@ def test_equal_calls_are_decided_by_one_command() -> None:
     lines = printed(one, other)
     assert lines[0] == "2 calls wait for a person"
     assert "2 equal calls, the first of r1" in lines
-    assert f"stepfleet approve --group {one.group}" in lines
+    assert f"stepfleet decide --group {one.group} --approve" in lines
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_a_question_has_its_options_and_a_command_for_each_of_three_runs() -> No
     lines = printed(*(question(f"r{n}") for n in range(5)))
     assert "cashier asks: Which colour? (red, blue)" in lines
     assert [line for line in lines if "answer" in line] == [
-        f"stepfleet answer r{n} TEXT" for n in range(3)
+        f"stepfleet decide r{n} --answer TEXT" for n in range(3)
     ]
     assert "and 2 runs more: --json lists all" in lines
 
@@ -95,8 +95,8 @@ def test_a_run_that_waits_for_two_calls_is_named_with_the_place_of_each() -> Non
     first, second = ask("r1"), ask("r1", arguments={"customer": "Bob"}, index=1, key="other")
     lines = printed(first, second)
     assert [line for line in lines if line.startswith("stepfleet")] == [
-        "stepfleet approve r1:0",
-        "stepfleet approve r1:1",
+        "stepfleet decide r1:0 --approve",
+        "stepfleet decide r1:1 --approve",
     ]
 
 
