@@ -23,7 +23,7 @@ from stepfleet.orchestrator.cli.crew import Advice, Crew, settle_others
 from stepfleet.orchestrator.cli.fleet import DataFolder, local_redis, warn_of
 from stepfleet.orchestrator.cli.inputs import standard_input
 from stepfleet.orchestrator.cli.model_check import check_models
-from stepfleet.orchestrator.cli.notes import Note, Notes, new_key
+from stepfleet.orchestrator.cli.notes import Note, RunNotes, new_key
 from stepfleet.orchestrator.cli.options import COMPLETED, INTERRUPTED, SOME_FAILED, data_option
 from stepfleet.orchestrator.cli.terminal import notice, print_json, shown
 from stepfleet.orchestrator.cli.workers import FleetPlan
@@ -90,7 +90,7 @@ def ask_agent(question: Question) -> int:
         check_models([agents[name].config], os.environ)
     private = load_settings().redis_url is None
     folder = DataFolder.prepare(question.data)
-    notes, note = Notes(folder.notes), Note(new_key("ask"))
+    notes, note = RunNotes(folder.notes), Note(new_key("ask"))
     with notes.working_on(note.batch_id, "", ""), local_redis(folder.root) as settings:
         warn_of(settings.store, patience=settings.patience, prefix=settings.prefix)
         crew = Crew(plan, agents, folder, settings, private)
@@ -119,7 +119,7 @@ def plan_for(agents: str | None, given: FleetPlan, data: Path) -> FleetPlan:
 class _Asking:
     question: Question
     crew: Crew
-    notes: Notes
+    notes: RunNotes
     note: Note
     text: StreamedText = field(default_factory=StreamedText)
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.cli.fleet import DataFolder, keep_private_server
-from stepfleet.orchestrator.cli.notes import Notes
+from stepfleet.orchestrator.cli.notes import RunNotes
 from stepfleet.orchestrator.cli.progress import Display
 from stepfleet.orchestrator.cli.signals import Interrupts, until_interrupted
 from stepfleet.orchestrator.cli.terminal import count, shown
@@ -141,7 +141,7 @@ class Advice:
 async def settle_others(
     fleet: AsyncFleet,
     own: str,
-    notes: Notes,
+    notes: RunNotes,
     advice: Advice,
     notice: Callable[[str], None],
     *,

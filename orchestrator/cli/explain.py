@@ -136,7 +136,7 @@ _STYLES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedCriterion:
     """One criterion's evaluation; `decisive` marks those that determine the outcome."""
 
     criterion: str
@@ -148,7 +148,7 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class AskBelow:
+class ApprovalBelow:
     """A call that waits for a person, in a run below, or before, the one that is explained."""
 
     run_id: str
@@ -158,7 +158,7 @@ class AskBelow:
     since: datetime
 
     @classmethod
-    def of(cls, ask: Ask) -> "AskBelow":
+    def of(cls, ask: Ask) -> "ApprovalBelow":
         """Return what an explanation has of the call."""
         return cls(ask.run_id, ask.agent, ask.tool, ask.kind, ask.since)
 
@@ -183,12 +183,12 @@ class Explanation:
     batch_id: str | None
     line_id: str | None
     awaited: tuple[AwaitedTool, ...]
-    criteria: tuple[Judged, ...]
+    criteria: tuple[JudgedCriterion, ...]
     waited_seconds: float = 0.0
     waited_for: str = ""
     handoffs: tuple[dict[str, Any], ...] = ()
-    below: tuple[AskBelow, ...] = ()
-    before: tuple[AskBelow, ...] = ()
+    below: tuple[ApprovalBelow, ...] = ()
+    before: tuple[ApprovalBelow, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON-ready data."""
@@ -239,13 +239,13 @@ def _says(result: AgentRunResult, outcome: ContinuationOutcome | None) -> str:
     return f"{result.lifecycle.value}: {then} after its newest step: {outcome.reason}"
 
 
-def _judged(outcome: ContinuationOutcome) -> tuple[Judged, ...]:
+def _judged(outcome: ContinuationOutcome) -> tuple[JudgedCriterion, ...]:
     """Return the criteria; one that forbids decides alone, else all with the same decision do."""
     deciding = [one for one in outcome.evaluations if one.decision is outcome.decision]
     if outcome.decision is ContinuationDecision.FORBID_CONTINUATION:
         deciding = deciding[:1]
     return tuple(
-        Judged(
+        JudgedCriterion(
             criterion=one.criterion,
             decision=one.decision,
             reason=one.reason,
@@ -290,7 +290,7 @@ def explanation_picture(explanation: Explanation) -> RenderableType:
 class _Criteria:
     """A row for each criterion; on a narrow terminal its numbers are below its reason."""
 
-    criteria: Sequence[Judged]
+    criteria: Sequence[JudgedCriterion]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         wide = options.max_width >= WIDE
@@ -311,7 +311,7 @@ class _Criteria:
         yield table
 
 
-def _numbers(one: Judged) -> Text:
+def _numbers(one: JudgedCriterion) -> Text:
     found = (f"{key}={_number(value)}" for key, value in one.numbers.items())
     return Text(", ".join(found), style="dim")
 
@@ -351,10 +351,10 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     asks: tuple[Ask, ...] = ()
     if any(awaited_by(one.queue) is Awaited.RUN for one in awaited):
         asks = await asks_below(await fleet.runs.tree(run.run_id), fleet.approvals)
-    found = replace(explained(result, awaited), below=tuple(map(AskBelow.of, asks)))
+    found = replace(explained(result, awaited), below=tuple(map(ApprovalBelow.of, asks)))
     waits, before = await waits_of(run, fleet)
     if waits:
-        in_front = [AskBelow.of(one) for one in await _asks_of(before, fleet)]
+        in_front = [ApprovalBelow.of(one) for one in await _asks_of(before, fleet)]
         says = f"{result.lifecycle.value}: {waits}"
         return replace(found, says=says, before=tuple(in_front))
     if result.lifecycle is not Lifecycle.PAUSED or result.batch_id is None:

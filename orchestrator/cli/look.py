@@ -384,11 +384,11 @@ def page_picture(page: RunPage) -> RenderableType:
         more = f"More: add --cursor {page.next}"
     else:
         more = "" if page.runs else "No run matches."
-    return Group(*([_Listed(page.runs)] if page.runs else []), *([Text(more)] if more else []))
+    return Group(*([_RunList(page.runs)] if page.runs else []), *([Text(more)] if more else []))
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _RunList:
     """A row for each run; on a narrow terminal a line or two, so that ids are whole."""
 
     runs: Sequence[RunSummary]

@@ -1,4 +1,4 @@
-"""Notes and locks of commands: which batch a `run` began, who runs it, who writes a results file.
+"""Notes and locks of commands: which batch a `run` began, who runs it, who writes results.
 
 A batch has a note by its id, the newest batch of equal commands one by their identity, and that of
 a file one by its path. Knows files only; whether a batch is still in Redis is for readers to ask.
@@ -149,7 +149,7 @@ class Note:
         return id_of_keyed_batch(self.key)
 
 
-class Notes:
+class RunNotes:
     """The notes of one data folder."""
 
     def __init__(self, folder: Path) -> None:

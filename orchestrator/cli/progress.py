@@ -37,15 +37,15 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class BatchPace:
     """The samples of the last `WINDOW_SECONDS`."""
 
     samples: tuple[Sample, ...] = ()
 
-    def with_sample(self, sample: Sample) -> "Pace":
+    def with_sample(self, sample: Sample) -> "BatchPace":
         """Return the pace with a newer sample and without outdated ones."""
         kept = [one for one in self.samples if one.at >= sample.at - WINDOW_SECONDS]
-        return Pace((*kept, sample))
+        return BatchPace((*kept, sample))
 
     @property
     def steps_per_second(self) -> float:
@@ -85,7 +85,7 @@ class Display:
         self._advice = advice
         self._started = clock()
         self._seen = FailureCount()
-        self._pace = Pace()
+        self._pace = BatchPace()
         self._asks = AskCount()
         self._shown_at = float("-inf")
         self._reason = ""
@@ -163,7 +163,7 @@ class Display:
 
 def picture(
     progress: BatchProgress,
-    pace: Pace,
+    pace: BatchPace,
     elapsed: float,
     causes: Sequence[FailureGroup] = (),
     asks: AskCount = AskCount(),
@@ -203,7 +203,7 @@ def cause_lines(causes: Iterable[FailureGroup]) -> list[RenderableType]:
     return [Text(f"{count(one.runs):>7}  {shown(str(one.cause), _CAUSE)}") for one in causes]
 
 
-def _eta(progress: BatchProgress, pace: Pace, asks: AskCount) -> float | None:
+def _eta(progress: BatchProgress, pace: BatchPace, asks: AskCount) -> float | None:
     """Return the seconds until those runs have ended that move by themselves; None if unknown.
 
     Runs that are paused, or wait for people, end when somebody lets them.
@@ -213,7 +213,7 @@ def _eta(progress: BatchProgress, pace: Pace, asks: AskCount) -> float | None:
     return None if asks.more or (held and not moving) else pace.eta_seconds(moving)
 
 
-def progress_line(progress: BatchProgress, pace: Pace, asks: AskCount = AskCount()) -> str:
+def progress_line(progress: BatchProgress, pace: BatchPace, asks: AskCount = AskCount()) -> str:
     """Return the state of a batch as one plain line."""
     parts = [
         f"{count(progress.done)}/{count(progress.total)} done",

@@ -33,10 +33,11 @@ from stepfleet.orchestrator.cli.inputs import (
     overrides_of,
 )
 from stepfleet.orchestrator.cli.model_check import check_calls, check_models
-from stepfleet.orchestrator.cli.notes import Note, Notes, identity, new_key, only_writer
+from stepfleet.orchestrator.cli.notes import Note, RunNotes, identity, new_key, only_writer
 from stepfleet.orchestrator.cli.options import COMPLETED, INTERRUPTED, SOME_FAILED, data_option
-from stepfleet.orchestrator.cli.results import ResultOptions, check_apart, check_writable, is_empty
-from stepfleet.orchestrator.cli.submit import Ended, follow, print_ended, print_skipped
+from stepfleet.orchestrator.cli.result_file import check_apart, check_writable, is_empty
+from stepfleet.orchestrator.cli.results import ResultOptions
+from stepfleet.orchestrator.cli.submit import EndedBatch, follow, print_ended, print_skipped
 from stepfleet.orchestrator.cli.terminal import notice
 from stepfleet.orchestrator.cli.workers import FleetPlan
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
@@ -230,7 +231,7 @@ def run_file(plan: RunPlan) -> int:
         if plan.out is not None:
             check_writable(plan.out)
         folder = DataFolder.prepare(plan.data)
-        notes = Notes(folder.notes)
+        notes = RunNotes(folder.notes)
         note = None if plan.again else notes.read(plan.batch_id or same)
         if plan.form.only_new:
             note = notes.read(of_file(plan)) or note
@@ -291,7 +292,7 @@ class _Run:
 
     plan: RunPlan
     crew: Crew
-    notes: Notes
+    notes: RunNotes
     same: str
     used: list[AgentConfig]
     note: Note | None
@@ -317,7 +318,7 @@ class _Run:
         self._print_next_commands(ended)
         return code_of(completed=ended.progress.completed, total=ended.progress.total)
 
-    async def _submit_and_collect(self, fleet: AsyncFleet) -> Ended:
+    async def _submit_and_collect(self, fleet: AsyncFleet) -> EndedBatch:
         own = self.plan.batch_id or (self.note.batch_id if self.note else "")
         plan = replace(self.plan, results=ResultOptions())
         advice = Advice(lambda one: command_of(plan, "--batch", one), data_option())
@@ -505,7 +506,7 @@ class _Run:
             notice(f"  resume: {self._command(last)}")
         notice(f"  cancel: stepfleet cancel --batch {last.batch_id}{data}")
 
-    def _print_next_commands(self, ended: Ended) -> None:
+    def _print_next_commands(self, ended: EndedBatch) -> None:
         progress, data = ended.progress, data_option()
         again = f"{self._command(progress)} --retry-failed{raises(ended.failures.groups)}"
         results = f"stepfleet results {progress.batch_id}{data}"

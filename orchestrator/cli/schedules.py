@@ -167,7 +167,7 @@ def next_words(view: ScheduleView) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedSchedule:
     """A schedule, and what is wrong with it at this moment."""
 
     view: ScheduleView
@@ -178,34 +178,34 @@ class Judged:
         return {**self.view.to_dict(), "trouble": self.trouble}
 
 
-async def read(name: str, fleet: AsyncFleet) -> Judged:
+async def read(name: str, fleet: AsyncFleet) -> JudgedSchedule:
     """Return a schedule, judged."""
     (found,) = await _judged([await fleet.schedules.get(name)], fleet)
     return found
 
 
-async def read_all(fleet: AsyncFleet) -> list[Judged]:
+async def read_all(fleet: AsyncFleet) -> list[JudgedSchedule]:
     """Return all schedules, judged."""
     return await _judged(await fleet.schedules.all(), fleet)
 
 
-async def _judged(views: Sequence[ScheduleView], fleet: AsyncFleet) -> list[Judged]:
+async def _judged(views: Sequence[ScheduleView], fleet: AsyncFleet) -> list[JudgedSchedule]:
     troubles = await fleet.schedules.troubles(views)
-    return [Judged(one, troubles.get(one.schedule.name, "")) for one in views]
+    return [JudgedSchedule(one, troubles.get(one.schedule.name, "")) for one in views]
 
 
-def table(found: Sequence[Judged]) -> RenderableType:
+def table(found: Sequence[JudgedSchedule]) -> RenderableType:
     """Return all schedules, a row each."""
     if not found:
         return "There are no schedules. Add one by: stepfleet schedule add NAME FILE --cron ..."
-    return _Listed(found)
+    return _ScheduleList(found)
 
 
 @dataclass(frozen=True, slots=True)
-class _Listed:
+class _ScheduleList:
     """A row for each schedule; on a narrow terminal the facts of each, a line for each fact."""
 
-    found: Sequence[Judged]
+    found: Sequence[JudgedSchedule]
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield from (
@@ -213,7 +213,7 @@ class _Listed:
         )
 
 
-def _rows(judged: Sequence[Judged]) -> Table:
+def _rows(judged: Sequence[JudgedSchedule]) -> Table:
     found = Table()
     for heading in (
         "name",
@@ -243,7 +243,7 @@ def _rows(judged: Sequence[Judged]) -> Table:
     return found
 
 
-def schedule_picture(judged: Judged) -> RenderableType:
+def schedule_picture(judged: JudgedSchedule) -> RenderableType:
     """Return one schedule, a line for each of its facts."""
     view, schedule, state = judged.view, judged.view.schedule, judged.view.state
     found = Table.grid(padding=(0, 2))

@@ -23,13 +23,11 @@ from stepfleet.orchestrator.cli.model_check import check_calls
 from stepfleet.orchestrator.cli.notes import new_key, only_writer
 from stepfleet.orchestrator.cli.options import COMPLETED, INTERRUPTED, SOME_FAILED, data_option
 from stepfleet.orchestrator.cli.progress import LIVE_SECONDS, Display
+from stepfleet.orchestrator.cli.result_file import check_apart, check_results, check_writable
 from stepfleet.orchestrator.cli.results import (
     STDOUT,
     ResultOptions,
-    check_apart,
     check_before,
-    check_results,
-    check_writable,
     collect,
     collect_as_they_end,
     when_there_is_space,
@@ -334,7 +332,7 @@ def results(
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedBatch:
     """A batch that was followed to its end."""
 
     progress: BatchProgress
@@ -390,7 +388,7 @@ def _advice(agents: str | None) -> Callable[[str], str]:
 
 async def follow(
     fleet: AsyncFleet, batch: AsyncBatch, results: ResultOptions, display: Display
-) -> Ended:
+) -> EndedBatch:
     """Return how the batch ended, after its results are in their file, if any.
 
     Also of one that is held by equal errors, with the results so far.
@@ -419,10 +417,10 @@ async def follow(
         asking.cancel()
     progress = await batch.progress()
     display.update(progress, last=True)
-    return Ended(progress, await causes_of(batch, progress))
+    return EndedBatch(progress, await causes_of(batch, progress))
 
 
-def print_ended(ended: Ended, seconds: float, *, json: bool) -> None:
+def print_ended(ended: EndedBatch, seconds: float, *, json: bool) -> None:
     """Print how a batch ended after so many seconds."""
     print_either(
         ended,

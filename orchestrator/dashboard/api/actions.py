@@ -133,14 +133,7 @@ class RunAction(ActionHandler):
             return await self._going_on(target, verb, given)
         if given.message is not None or given.at is not None:
             raise ConfigurationError("message and at are for send and fork")
-        act = self.of_run(verb, given)
-        result = await act(target)
-        return ActionResult(
-            action=verb,
-            runs=int(result.is_done),
-            outcome=result.outcome.value,
-            detail=result.detail or None,
-        )
+        return _of_run(verb, await self.of_run(verb, given)(target))
 
     async def _going_on(self, target: str, verb: str, given: Action) -> ActionResult:
         """Give the run a message, or begin another one with its steps."""
@@ -150,13 +143,17 @@ class RunAction(ActionHandler):
             return ActionResult(action=verb, runs=1, outcome="created", detail=new)
         if not given.message or given.at is not None:
             raise ConfigurationError("message: write what the run is to go on with, and no `at`")
-        result = await fleet.runs.send(target, given.message, **own)
-        return ActionResult(
-            action=verb,
-            runs=int(result.is_done),
-            outcome=result.outcome.value,
-            detail=result.detail or None,
-        )
+        return _of_run(verb, await fleet.runs.send(target, given.message, **own))
+
+
+def _of_run(verb: str, result: ControlResult) -> ActionResult:
+    return ActionResult(
+        action=verb,
+        runs=int(result.is_done),
+        outcome=result.outcome.value,
+        detail=result.detail or None,
+        text=str(result),
+    )
 
 
 class BatchAction(ActionHandler):

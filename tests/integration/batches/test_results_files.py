@@ -11,9 +11,8 @@ from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Fleet
+from stepfleet.orchestrator.cli.result_file import Kind, Layout
 from stepfleet.orchestrator.cli.results import (
-    Kind,
-    Layout,
     ResultOptions,
     collect,
     collect_as_they_end,

@@ -8,7 +8,7 @@ import pytest
 from stepfleet.orchestrator import Agent, ConfigurationError
 from stepfleet.orchestrator.cli.notes import (
     Note,
-    Notes,
+    RunNotes,
     held,
     identity,
     is_held,
@@ -35,7 +35,7 @@ def test_another_input_agent_limit_or_simulated_provider_is_another_command() ->
 
 
 def test_a_note_is_found_again_by_its_command_and_by_its_batch(tmp_path: Path) -> None:
-    notes = Notes(tmp_path)
+    notes = RunNotes(tmp_path)
     assert notes.read("abc") is None
     note = Note(new_key(), "/out.jsonl", "stepfleet run")
 
@@ -53,7 +53,7 @@ def test_each_key_is_a_new_batch() -> None:
 def test_a_damaged_note_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "abc.json").write_text(text)
 
-    assert Notes(tmp_path).read("abc") is None
+    assert RunNotes(tmp_path).read("abc") is None
 
 
 HOLDER = """\

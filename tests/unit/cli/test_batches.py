@@ -8,8 +8,8 @@ from stepfleet.orchestrator import AskCount, BatchProgress, Failures
 from stepfleet.orchestrator.cli.batches import batch_list, summary
 from stepfleet.orchestrator.cli.progress import (
     PLAIN_SECONDS,
+    BatchPace,
     Display,
-    Pace,
     Sample,
     picture,
     progress_line,
@@ -43,8 +43,8 @@ def text_of(renderable: RenderableType) -> str:
     return captured.get()
 
 
-def pace() -> Pace:
-    return Pace((Sample(0.0, 0, 0), Sample(10.0, 5, 12)))
+def pace() -> BatchPace:
+    return BatchPace((Sample(0.0, 0, 0), Sample(10.0, 5, 12)))
 
 
 def test_a_plain_line_has_counts_rate_tokens_cost_and_eta() -> None:

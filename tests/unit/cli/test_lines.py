@@ -14,7 +14,7 @@ from stepfleet.orchestrator import (
     RunStatus,
     StopReason,
 )
-from stepfleet.orchestrator.cli.results import Layout, to_line
+from stepfleet.orchestrator.cli.result_file import Layout, to_line
 from stepfleet.orchestrator.continuation import ErrorPolicyCriterion, StepsLimit
 from stepfleet.orchestrator.records.run.causes import LastError
 

@@ -13,7 +13,7 @@ import orjson
 import pytest
 
 from stepfleet.orchestrator import AgentRunResult, Lifecycle, RunStatus, StopReason
-from stepfleet.orchestrator.cli.results import Kind, Layout, ResultFile, to_line
+from stepfleet.orchestrator.cli.result_file import Kind, Layout, ResultFile, to_line
 
 FULL = Layout("full")
 ENDED = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
@@ -110,8 +110,8 @@ def test_a_line_of_an_earlier_version_is_replaced(tmp_path: Path) -> None:
 KILLED = """
 import os, sys
 from pathlib import Path
-from stepfleet.orchestrator.cli.results import Layout
-from stepfleet.orchestrator.cli.results import ResultFile
+from stepfleet.orchestrator.cli.result_file import Layout
+from stepfleet.orchestrator.cli.result_file import ResultFile
 
 file = ResultFile(Path(sys.argv[1]), Layout("full"))
 os.fsync = lambda _: os.kill(os.getpid(), 9)  # behind the last line, before the new file's turn

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.cli.results import Layout, ResultOptions
+from stepfleet.orchestrator.cli.result_file import Layout
+from stepfleet.orchestrator.cli.results import ResultOptions
 from stepfleet.orchestrator.records.batch import BatchFormat
 
 JSONL, CSV, PARQUET = Path("out.jsonl"), Path("out.csv"), Path("out.parquet")

@@ -21,7 +21,7 @@ from stepfleet.orchestrator import (
     RunStatus,
     StopReason,
 )
-from stepfleet.orchestrator.cli.results import (
+from stepfleet.orchestrator.cli.result_file import (
     Kind,
     Layout,
     ResultFile,
@@ -31,8 +31,8 @@ from stepfleet.orchestrator.cli.results import (
     is_empty,
     replacing,
     to_line,
-    when_there_is_space,
 )
+from stepfleet.orchestrator.cli.results import when_there_is_space
 
 FULL, OPENAI = Layout("full"), Layout("openai")
 

@@ -4,37 +4,43 @@ import pytest
 from rich.console import Console
 
 from stepfleet.orchestrator import BatchProgress
-from stepfleet.orchestrator.cli.progress import WINDOW_SECONDS, Pace, Sample, picture, progress_line
+from stepfleet.orchestrator.cli.progress import (
+    WINDOW_SECONDS,
+    BatchPace,
+    Sample,
+    picture,
+    progress_line,
+)
 from stepfleet.orchestrator.records.calls.answers import AskCount
 
 
 def test_a_single_sample_tells_no_rate_and_no_end() -> None:
-    pace = Pace().with_sample(Sample(at=100.0, done=0, steps=0))
+    pace = BatchPace().with_sample(Sample(at=100.0, done=0, steps=0))
 
     assert pace.steps_per_second == 0
     assert pace.eta_seconds(10) is None
 
 
 def test_the_end_is_what_is_open_over_the_rate_of_ended_runs() -> None:
-    pace = Pace().with_sample(Sample(100.0, 0, 0)).with_sample(Sample(110.0, 20, 50))
+    pace = BatchPace().with_sample(Sample(100.0, 0, 0)).with_sample(Sample(110.0, 20, 50))
 
     assert pace.steps_per_second == 5.0
     assert pace.eta_seconds(40) == 20.0
 
 
 def test_nothing_open_takes_no_time() -> None:
-    assert Pace().eta_seconds(0) == 0.0
+    assert BatchPace().eta_seconds(0) == 0.0
 
 
 def test_samples_older_than_the_window_do_not_count() -> None:
-    pace = Pace().with_sample(Sample(0.0, 0, 0)).with_sample(Sample(10.0, 1000, 1000))
+    pace = BatchPace().with_sample(Sample(0.0, 0, 0)).with_sample(Sample(10.0, 1000, 1000))
     pace = pace.with_sample(Sample(10.0 + WINDOW_SECONDS, 1030, 1030))
 
     assert pace.steps_per_second == 1.0
 
 
 def test_runs_that_are_taken_up_again_make_no_negative_rate() -> None:
-    pace = Pace().with_sample(Sample(0.0, 10, 10)).with_sample(Sample(1.0, 5, 5))
+    pace = BatchPace().with_sample(Sample(0.0, 10, 10)).with_sample(Sample(1.0, 5, 5))
 
     assert pace.steps_per_second == 0
     assert pace.eta_seconds(5) is None
@@ -45,7 +51,7 @@ def batch(counts: dict[str, int]) -> BatchProgress:
     return BatchProgress.model_validate({**known, **counts})
 
 
-PACE = Pace().with_sample(Sample(100.0, 0, 0)).with_sample(Sample(110.0, 20, 50))
+PACE = BatchPace().with_sample(Sample(100.0, 0, 0)).with_sample(Sample(110.0, 20, 50))
 
 
 @pytest.mark.parametrize(
