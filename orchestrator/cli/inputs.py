@@ -6,52 +6,19 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.overrides import named_overrides
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT, format_of, read_object
 from stepfleet.orchestrator.batches.files.openai_format import plain_config
-from stepfleet.orchestrator.batches.files.source import BatchInput, InputFormat, open_input
-from stepfleet.orchestrator.client.submission.inputs import BatchOptions, Priority
+from stepfleet.orchestrator.batches.files.source import BatchInput
+from stepfleet.orchestrator.client.submission.inputs import BatchOptions
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.limits.limit import BATCH, own_limit
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.text.durations import duration
-
-
-@dataclass(frozen=True, slots=True)
-class InputForm:
-    """What options say of an input file's form; `for_batch` has them for `submit_batch`."""
-
-    input_format: InputFormat | None = None
-    input_field: str | None = None
-    id_field: str | None = None
-    only_new: bool = False
-    tenant: str | None = None
-    priority: str | None = None
-    limit: Sequence[str] | None = None
-    after: Sequence[str] | None = None
-
-    def open(self, file: Path) -> BatchInput:
-        """Open the file."""
-        return open_input(file, self.input_format)
-
-    def for_batch(self) -> BatchOptions:
-        """Return the options of `submit_batch`."""
-        return BatchOptions(
-            input_format=self.input_format,
-            input_field=self.input_field,
-            id_field=self.id_field,
-            only_new=self.only_new,
-            tenant=self.tenant,
-            priority=cast("Priority | None", self.priority),
-            limit=own_limit(BATCH, self.limit),
-            after=self.after or None,
-        )
 
 
 @contextlib.contextmanager
@@ -66,15 +33,15 @@ def named_file(path: Path) -> Iterator[Path]:
         yield Path(copy.name)
 
 
-def digest_of(source: BatchInput, form: InputForm = InputForm()) -> bytes:
+def digest_of(source: BatchInput, form: BatchOptions = BatchOptions()) -> bytes:
     """Return the content address of the lines and of the fields that they are read by."""
     digest = hashlib.sha256()
     for line in source:
         digest.update((line.data or b"") + b"\n")
-    if named := [form.input_field, form.id_field] if form.input_field or form.id_field else []:
-        digest.update(exact_json.dumps(named))
-    if form.tenant:
-        digest.update(f"tenant {form.tenant}".encode())
+    if any(fields := [form.get("input_field"), form.get("id_field")]):
+        digest.update(exact_json.dumps(fields))
+    if tenant := form.get("tenant"):
+        digest.update(f"tenant {tenant}".encode())
     return digest.digest()
 
 

@@ -12,20 +12,20 @@ import shlex
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.batches.files.source import open_input
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.ask import Question, ask_agent, print_answer, text_of
 from stepfleet.orchestrator.cli.batches import raises
 from stepfleet.orchestrator.cli.crew import Advice, Crew, settle_others
 from stepfleet.orchestrator.cli.fleet import DataFolder, local_redis, warn_of
 from stepfleet.orchestrator.cli.inputs import (
-    InputForm,
     configs_used,
     default_agent,
     digest_of,
@@ -41,6 +41,7 @@ from stepfleet.orchestrator.cli.submit import EndedBatch, follow, print_ended, p
 from stepfleet.orchestrator.cli.terminal import notice
 from stepfleet.orchestrator.cli.workers import FleetPlan
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
+from stepfleet.orchestrator.client.submission.inputs import BatchOptions
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.run.results import AgentRunResult
@@ -84,6 +85,8 @@ def run(
     the same command goes on.
     """
     fleet = FleetPlan(agents, workers, slots)
+    form: Any = {"input_format": input_format, "input_field": input_field, "id_field": id_field}
+    form |= {"only_new": only_new, "tenant": tenant, "priority": priority, "limit": limit}
     plan = RunPlan(
         file=file,
         input_name=str(file),
@@ -98,7 +101,7 @@ def run(
         check=not no_check,
         retry_failed=retry_failed,
         raised=tuple(raised or ()),
-        form=InputForm(input_format, input_field, id_field, only_new, tenant, priority, limit),
+        form=form,
     )
     return run_file(plan)
 
@@ -123,7 +126,7 @@ class RunPlan:
     check: bool = True
     retry_failed: bool = False
     raised: tuple[str, ...] = ()
-    form: InputForm = field(default_factory=InputForm)
+    form: BatchOptions = field(default_factory=BatchOptions)
 
     @property
     def from_stdin(self) -> bool:
@@ -141,7 +144,7 @@ def check_options(plan: RunPlan) -> None:
     plan.results.check()
     if (plan.file is None) == (plan.batch_id is None):
         raise ConfigurationError("name a FILE of inputs, or --batch ID to go on with a batch")
-    if plan.form.only_new and (plan.again or plan.batch_id or plan.from_stdin):
+    if plan.form.get("only_new") and (plan.again or plan.batch_id or plan.from_stdin):
         msg = "--only-new adds to the batch of a FILE; leave --again, --batch and '-' out"
         raise ConfigurationError(msg)
     if plan.again and (plan.retry_failed or plan.batch_id):
@@ -233,7 +236,7 @@ def run_file(plan: RunPlan) -> int:
         folder = DataFolder.prepare(plan.data)
         notes = RunNotes(folder.notes)
         note = None if plan.again else notes.read(plan.batch_id or same)
-        if plan.form.only_new:
+        if plan.form.get("only_new"):
             note = notes.read(of_file(plan)) or note
         if note is None:
             asyncio.run(_check_calls(plan, used))
@@ -263,7 +266,7 @@ def _read_input(plan: RunPlan, agents: dict[str, Agent]) -> tuple[str, list[Agen
     """Return the identity of the command, and the agents that the file's lines use."""
     if plan.file is None:
         return "", []
-    with plan.form.open(plan.file) as source:
+    with open_input(plan.file, plan.form.get("input_format")) as source:
         content = digest_of(source, plan.form)
         used = configs_used((line.data for line in source), agents, plan.agent)
     simulate = plan.fleet.simulate
@@ -325,7 +328,7 @@ class _Run:
         private, say = self.crew.private, self.crew.display.notice
         await settle_others(fleet, own, self.notes, advice, say, private=private)
         batch = await self._known(fleet)
-        if batch is None or self.plan.form.only_new:
+        if batch is None or self.plan.form.get("only_new"):
             batch = await self._submit(fleet)
         if self.plan.retry_failed:
             await self._retry(batch)
@@ -374,7 +377,7 @@ class _Run:
                 f"{', '.join(sorted(agents))}"
             )
             raise ConfigurationError(msg)
-        if not progress.ended or self.plan.retry_failed or self.plan.form.only_new:
+        if not progress.ended or self.plan.retry_failed or self.plan.form.get("only_new"):
             await self._check_models(self.used or [agents[name].config for name in names])
 
     async def _check_models(self, used: list[AgentConfig]) -> None:
@@ -387,7 +390,7 @@ class _Run:
     def _print_known(self, progress: BatchProgress) -> None:
         if not progress.ended:
             notice(f"Resuming batch {progress.batch_id}: {progress.done} of {progress.total} ended")
-        elif not (self.plan.retry_failed or self.plan.form.only_new):
+        elif not (self.plan.retry_failed or self.plan.form.get("only_new")):
             how = "was cancelled" if progress.cancel_requested else "has run this file"
             again = "" if self.plan.batch_id else "; a new batch, paid again: --again"
             notice(
@@ -423,7 +426,7 @@ class _Run:
             skip_invalid=self.plan.skip_invalid,
             name="standard input" if self.plan.from_stdin else file.name,
             on_progress=self._on_submitted,
-            **self.plan.form.for_batch(),
+            **self.plan.form,
         )
 
     async def _say_of_earlier(self, fleet: AsyncFleet, note: Note) -> None:

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from zoneinfo import ZoneInfo
 
@@ -19,7 +18,7 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.ticks import at, ticks_after
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.fleet import print_found, with_fleet
-from stepfleet.orchestrator.cli.inputs import InputForm, seconds_of
+from stepfleet.orchestrator.cli.inputs import seconds_of
 from stepfleet.orchestrator.cli.terminal import WIDE, count, print_text, seconds, shown
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -68,17 +67,14 @@ def schedule_add(
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Submit a file as a batch again and again; its lines are stored with the schedule."""
-    form = InputForm(input_kind, input_field, id_field, False, tenant, priority, limit)
-    chosen = {
-        **form.for_batch(),
-        "cron": cron,
-        "tz": tz,
-        "jitter": seconds_of(jitter, "--jitter"),
-        "missed": missed,
-        "overlap": overlap,
-        "paused": paused,
-    }
-    add(name, file, (agents, agent), chosen, data, json=json)
+    chosen: Any = {"cron": cron, "tz": tz, "jitter": seconds_of(jitter, "--jitter")}
+    chosen |= {"missed": missed, "overlap": overlap, "paused": paused, "tenant": tenant}
+    chosen |= {"priority": priority, "limit": limit, "input_format": input_kind}
+    chosen |= {"input_field": input_field, "id_field": id_field}
+    by = _agent(agents, agent)
+    print_found(
+        data, lambda fleet: fleet.schedules.add(name, file, by, **chosen), next_words, json=json
+    )
 
 
 @schedule.command("list")
@@ -137,25 +133,6 @@ def schedule_run_now(name: Name, data: options.Data = options.DATA_FOLDER) -> No
 
 MOST_SHOWN = 2
 """Ticks after the next one."""
-
-
-def add(
-    name: str,
-    file: str,
-    named: tuple[str | None, str | None],
-    options: dict[str, Any],
-    data: Path,
-    *,
-    json: bool,
-) -> None:
-    """Add a schedule and print it; `named` are the agents' module and the agent."""
-    agent = _agent(*named)
-    print_found(
-        data,
-        lambda fleet: fleet.schedules.add(name, file, agent, **options),
-        next_words,
-        json=json,
-    )
 
 
 def next_words(view: ScheduleView) -> str:

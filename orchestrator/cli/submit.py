@@ -18,7 +18,7 @@ from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.batches import causes_of, summary, with_causes
 from stepfleet.orchestrator.cli.fleet import with_fleet
-from stepfleet.orchestrator.cli.inputs import InputForm, default_agent, overrides_of
+from stepfleet.orchestrator.cli.inputs import default_agent, overrides_of
 from stepfleet.orchestrator.cli.model_check import check_calls
 from stepfleet.orchestrator.cli.notes import new_key, only_writer
 from stepfleet.orchestrator.cli.options import COMPLETED, INTERRUPTED, SOME_FAILED, data_option
@@ -161,15 +161,21 @@ def submit(
         # The workers' keys are theirs: only a key that is here is tried.
         tried = [known[default].config] if default in known else []
         asyncio.run(check_calls(tried, os.environ, notice, own_keys=True))
-    form = InputForm(input_format, input_field, id_field, only_new, tenant, priority, limit, after)
     lines: dict[str, Any] = {
         "agents": known or None,
         "idempotency_key": key,
-        **form.for_batch(),
+        "input_format": input_format,
+        "input_field": input_field,
+        "id_field": id_field,
+        "only_new": only_new,
+        "tenant": tenant,
+        "priority": priority,
+        "limit": limit,
+        "after": after or None,
     }
 
     async def send(fleet: AsyncFleet) -> int:
-        if not form.only_new:  # that batch is found by its file
+        if not only_new:  # that batch is found by its file
             await check_before(results, partial(fleet.batches.check, file, default, **lines))
         say = every_second(lambda runs: f"{count(runs)} runs submitted so far")
         named: dict[str, Any] = {"name": file.name, "skip_invalid": skip_invalid}
