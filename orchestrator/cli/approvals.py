@@ -271,57 +271,57 @@ def waiting_picture(waiting: Sequence[Ask]) -> RenderableType:
     return Group(*parts)
 
 
-def call_text(ask: Ask) -> Text:
+def call_text(approval: Ask) -> Text:
     """Return the call in a line: its question, or its tool with the arguments."""
-    if ask.kind == "question":
-        options = ask.arguments.get("options") or ()
+    if approval.kind == "question":
+        options = approval.arguments.get("options") or ()
         choice = f" ({shown(', '.join(map(str, options)), _LONGEST)})" if options else ""
-        return Text(f"{shown(ask.agent, 60)} asks: ").append(
-            f"{shown(ask.arguments.get('question', ''), 2 * _LONGEST)}{choice}", style="cyan"
+        return Text(f"{shown(approval.agent, 60)} asks: ").append(
+            f"{shown(approval.arguments.get('question', ''), 2 * _LONGEST)}{choice}", style="cyan"
         )
-    call = f"{shown(ask.tool, 60)}({shown(ask.arguments, _LONGEST)})"
-    return Text(f"{shown(ask.agent, 60)} calls ").append(call, style="cyan")
+    call = f"{shown(approval.tool, 60)}({shown(approval.arguments, _LONGEST)})"
+    return Text(f"{shown(approval.agent, 60)} calls ").append(call, style="cyan")
 
 
-def call_and_commands(ask: Ask, place: str) -> str:
+def call_and_commands(approval: Ask, place: str) -> str:
     """Return a call and the commands that decide it, a line each; `place` is what these take."""
     data = data_option()
     commands = [f"stepfleet decide {place} --answer TEXT{data}"]
-    if ask.kind != "question":
+    if approval.kind != "question":
         commands = [
             f"stepfleet decide {place} --approve{data}",
             f"stepfleet decide {place} --deny --reason TEXT{data}",
         ]
-    return "\n  ".join([call_text(ask).plain, *commands])
+    return "\n  ".join([call_text(approval).plain, *commands])
 
 
 def _lines(same: Sequence[Ask], places: Mapping[str, str]) -> list[Text]:
     """Return since when equal calls wait, what ends the wait, and the commands that decide them."""
-    ask = same[0]
-    until = f", at the latest until {moment(ask.until)}" if ask.until else ""
-    lines = [Text(f"since {moment(ask.since)}{until}", style="dim")]
-    if ask.kind == "question":
+    approval = same[0]
+    until = f", at the latest until {moment(approval.until)}" if approval.until else ""
+    lines = [Text(f"since {moment(approval.since)}{until}", style="dim")]
+    if approval.kind == "question":
         for one in same[:_RUNS]:
             command = f"stepfleet decide {places[one.key]} --answer TEXT{data_option()}"
             lines += [*_where(one), Text(command)]
     elif len(same) == 1:
-        command = f"stepfleet decide {places[ask.key]} --approve{data_option()}"
-        lines += [*_where(ask), Text(command)]
+        command = f"stepfleet decide {places[approval.key]} --approve{data_option()}"
+        lines += [*_where(approval), Text(command)]
     else:
-        lines.append(Text(f"{count(len(same))} equal calls, the first of {places[ask.key]}"))
-        lines += _where(ask)
-        lines.append(Text(f"stepfleet decide --group {ask.group} --approve{data_option()}"))
-    if ask.kind == "question" and len(same) > _RUNS:
+        lines.append(Text(f"{count(len(same))} equal calls, the first of {places[approval.key]}"))
+        lines += _where(approval)
+        lines.append(Text(f"stepfleet decide --group {approval.group} --approve{data_option()}"))
+    if approval.kind == "question" and len(same) > _RUNS:
         lines.append(Text(f"and {count(len(same) - _RUNS)} runs more: --json lists all"))
     return lines
 
 
-def _where(ask: Ask) -> list[Text]:
+def _where(approval: Ask) -> list[Text]:
     """Return the line and the batch of a call's run, or the batch that pays for it."""
-    if not ask.batch_id:
+    if not approval.batch_id:
         return []
-    line = f"line {shown(ask.line_id, _LINE)} of " if ask.line_id else ""
-    return [Text(f"{line}batch {shown(ask.batch_id, _ID)}", style="dim")]
+    line = f"line {shown(approval.line_id, _LINE)} of " if approval.line_id else ""
+    return [Text(f"{line}batch {shown(approval.batch_id, _ID)}", style="dim")]
 
 
 def places_of(waiting: Sequence[Ask]) -> dict[str, str]:

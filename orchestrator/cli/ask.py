@@ -205,12 +205,12 @@ async def _print_waiting_calls(fleet: AsyncFleet, run_id: str) -> None:
         await asyncio.sleep(_LOOK)
         with contextlib.suppress(AgentException):  # whoever waits for the run reports it
             below = await asks_below(await fleet.runs.tree(run_id), fleet.approvals)
-            asks = (*await fleet.approvals.of_run(run_id), *below)
-            places = places_of(asks)
-            for ask in asks:
-                if ask.key not in printed:
-                    notice(call_and_commands(ask, places[ask.key]))
-            printed = {ask.key for ask in asks}
+            approvals = (*await fleet.approvals.of_run(run_id), *below)
+            places = places_of(approvals)
+            for approval in approvals:
+                if approval.key not in printed:
+                    notice(call_and_commands(approval, places[approval.key]))
+            printed = {approval.key for approval in approvals}
 
 
 def print_answer(result: AgentRunResult, *, json: bool, shown_before: str = "") -> int:

@@ -27,19 +27,19 @@ _AGENT_CHARACTERS = 100
 """A file's lines may name several agents."""
 
 
-NOBODY = AskCount()
+NO_APPROVALS = AskCount()
 
 
 def summary(
     progress: BatchProgress,
     failures: Failures,
-    asks: AskCount = NOBODY,
+    approvals: AskCount = NO_APPROVALS,
     *,
     wall_seconds: float | None = None,
 ) -> RenderableType:
     """Return the outcome of a batch by status, stop reason and top causes, and its cost.
 
-    `asks` are its calls that wait for people.
+    `approvals` are its calls that wait for people.
     """
     table = Table(show_header=False)
     table.add_column(style="bold")
@@ -77,9 +77,9 @@ def summary(
     title = Text(f"Batch {progress.batch_id}")
     if progress.held and wall_seconds is None:  # who followed the batch prints it at the end
         title.append(f"\n{shown(progress.held_text)}", style="red")
-    waits = f"{asks}:\n  stepfleet approvals --batch {progress.batch_id}{data_option()}"
-    people = [Text(waits, style="yellow")] if asks.count else []
-    return Group(title, table, *people, *top(failures))
+    waits = f"{approvals}:\n  stepfleet approvals --batch {progress.batch_id}{data_option()}"
+    shown_approvals = [Text(waits, style="yellow")] if approvals.count else []
+    return Group(title, table, *shown_approvals, *top(failures))
 
 
 def batch_list(batches: Sequence[BatchProgress]) -> RenderableType:
@@ -139,8 +139,8 @@ async def read_status(batch_id: str, fleet: AsyncFleet) -> tuple[BatchProgress, 
     """Return a batch's progress, its failures by cause, and how many calls wait for people."""
     batch = await fleet.batches.get(batch_id)
     progress = await batch.progress()
-    asks = await fleet.approvals.of_batch(batch.id) if progress.open else NOBODY
-    return progress, await causes_of(batch, progress), asks
+    approvals = await fleet.approvals.of_batch(batch.id) if progress.open else NO_APPROVALS
+    return progress, await causes_of(batch, progress), approvals
 
 
 async def causes_of(batch: AsyncBatch, progress: BatchProgress) -> Failures:
@@ -183,11 +183,11 @@ def failures_data(failures: Failures) -> dict[str, Any]:
 
 
 def with_causes(
-    progress: BatchProgress, failures: Failures, asks: AskCount = NOBODY
+    progress: BatchProgress, failures: Failures, approvals: AskCount = NO_APPROVALS
 ) -> dict[str, Any]:
     """Return a batch's progress as JSON-ready data, with its top `causes`. Pure.
 
-    `asks` are its calls that wait for people.
+    `approvals` are its calls that wait for people.
     """
     causes = [
         {"runs": group.runs, **group.cause.to_dict(), "example": group.example.run_id}
@@ -197,7 +197,7 @@ def with_causes(
         **progress.to_dict(),
         "causes": causes,
         "causes_of": failures.read,
-        "waiting_for_people": asks.count,
+        "waiting_for_people": approvals.count,
     }
 
 

@@ -115,9 +115,9 @@ def judged(
     )
 
 
-def dated(awaited: Iterable[AwaitedTool], asks: Iterable[Ask]) -> tuple[AwaitedTool, ...]:
+def dated(awaited: Iterable[AwaitedTool], approvals: Iterable[Ask]) -> tuple[AwaitedTool, ...]:
     """Return the same calls, those that wait for people with their times."""
-    times = {one.index: (one.since, one.until) for one in asks}
+    times = {one.index: (one.since, one.until) for one in approvals}
     nothing = (None, None)
     return tuple(
         replace(one, since=since, until=until)
@@ -158,9 +158,9 @@ class ApprovalBelow:
     since: datetime
 
     @classmethod
-    def of(cls, ask: Ask) -> "ApprovalBelow":
+    def of(cls, approval: Ask) -> "ApprovalBelow":
         """Return what an explanation has of the call."""
-        return cls(ask.run_id, ask.agent, ask.tool, ask.kind, ask.since)
+        return cls(approval.run_id, approval.agent, approval.tool, approval.kind, approval.since)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,11 +276,12 @@ def explanation_picture(explanation: Explanation) -> RenderableType:
         head.append(text, style="dim")
     for tool in explanation.awaited:
         head.append(f"\nIt waits for {tool.text}", style="" if tool.served else "yellow")
-    places = (("Below it", explanation.below), ("Before it", explanation.before))
-    for place, ask in ((place, ask) for place, asks in places for ask in asks):
-        text = f"\n{place} {shown(ask.agent, 60)} waits for {_FOR[_PEOPLE[ask.kind]]}"
-        head.append(f"{text} (tool {shown(ask.tool, 60)!r}), since {moment(ask.since)}")
-        head.append(f"\n  {ask.run_id}", style="dim")
+    waiting = [("Below it", one) for one in explanation.below]
+    waiting += [("Before it", one) for one in explanation.before]
+    for place, approval in waiting:
+        text = f"\n{place} {shown(approval.agent, 60)} waits for {_FOR[_PEOPLE[approval.kind]]}"
+        head.append(f"{text} (tool {shown(approval.tool, 60)!r}), since {moment(approval.since)}")
+        head.append(f"\n  {approval.run_id}", style="dim")
     if not explanation.criteria:
         return head
     return Group(head, _Criteria(explanation.criteria))
@@ -330,7 +331,7 @@ def _number(value: Any) -> str:
 
 
 _READ = 10
-"""Runs before a run whose calls that wait for people are read_run."""
+"""Runs before a run whose calls that wait for people are read."""
 Found = tuple[StoredRun, tuple[AwaitedTool, ...]]
 
 
@@ -348,13 +349,13 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     """Return why a run stopped or continues."""
     run, awaited = await read_run(named, batch, fleet)
     result = run.result()
-    asks: tuple[Ask, ...] = ()
+    approvals: tuple[Ask, ...] = ()
     if any(awaited_by(one.queue) is Awaited.RUN for one in awaited):
-        asks = await asks_below(await fleet.runs.tree(run.run_id), fleet.approvals)
-    found = replace(explained(result, awaited), below=tuple(map(ApprovalBelow.of, asks)))
+        approvals = await asks_below(await fleet.runs.tree(run.run_id), fleet.approvals)
+    found = replace(explained(result, awaited), below=tuple(map(ApprovalBelow.of, approvals)))
     waits, before = await waits_of(run, fleet)
     if waits:
-        in_front = [ApprovalBelow.of(one) for one in await _asks_of(before, fleet)]
+        in_front = [ApprovalBelow.of(one) for one in await _approvals_of(before, fleet)]
         says = f"{result.lifecycle.value}: {waits}"
         return replace(found, says=says, before=tuple(in_front))
     if result.lifecycle is not Lifecycle.PAUSED or result.batch_id is None:
@@ -385,7 +386,7 @@ async def waits_of(run: StoredRun, fleet: AsyncFleet) -> tuple[str, Iterable[str
     return f"{step} waits for {again}" if again else await fleet.runs.standstill(run.run_id), ()
 
 
-async def _asks_of(runs: Iterable[str], fleet: AsyncFleet) -> list[Ask]:
+async def _approvals_of(runs: Iterable[str], fleet: AsyncFleet) -> list[Ask]:
     """Return the calls of the first runs, and of those below them, that wait for people."""
     found: list[Ask] = []
     for run_id in islice(runs, _READ):

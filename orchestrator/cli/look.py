@@ -230,14 +230,14 @@ def compare(
 class Shown:
     """A run, the calls that it waits for, why it does not move, and the runs below it.
 
-    `asks` are the calls of those below that wait for people.
+    `approvals` are the calls of those below that wait for people.
     """
 
     run: StoredRun
     awaited: tuple[AwaitedTool, ...]
     waits: str
     tree: RunTree
-    asks: tuple[Ask, ...]
+    approvals: tuple[Ask, ...]
 
 
 async def read_tree(named: str, batch: str | None, fleet: AsyncFleet) -> Shown:
@@ -261,7 +261,7 @@ def show_picture(found: Shown, *, full: bool, debug: bool = False) -> Renderable
     parts = [trace(run.result(), inputs_of(run), full=full, debug=debug, awaited=found.awaited)]
     if found.waits:
         parts.append(Text.assemble(("waits: ", "bold"), (shown(found.waits), "yellow")))
-    tree = below(found.tree, found.asks)
+    tree = below(found.tree, found.approvals)
     return Group(*parts, *([tree] if tree else []))
 
 
@@ -305,8 +305,8 @@ def fleet_picture(found: Found) -> RenderableType:
     )
     if overview.quarantined:
         head.append(f", {count(overview.quarantined)} messages in quarantine", style="yellow")
-    if people := overview.waiting_for_people:
-        wait = "1 call waits" if people == 1 else f"{count(people)} calls wait"
+    if approvals := overview.waiting_for_people:
+        wait = "1 call waits" if approvals == 1 else f"{count(approvals)} calls wait"
         head.append(f"\n{wait} for a person: stepfleet approvals", style="cyan")
     if overview.paused:
         head.append("\nthe fleet is paused: stepfleet resume --all", style="magenta")
@@ -358,7 +358,7 @@ def workers_picture(found: Sequence[WorkerSeen]) -> RenderableType:
 
 
 MOST_PAGES = 40
-"""Pages that are read_page in search of enough runs: what matches may be rare."""
+"""Pages that are read in search of enough runs: what matches may be rare."""
 _ERROR = 60
 
 
@@ -425,15 +425,15 @@ def _error(run: RunSummary) -> str:
     return shown_error((run.error or "").partition("\n")[0], _ERROR)
 
 
-def below(tree: RunTree, asks: Sequence[Ask] = ()) -> RenderableType | None:
-    """Return the runs below a run, each with its calls of `asks`; None where there is none."""
+def below(tree: RunTree, approvals: Sequence[Ask] = ()) -> RenderableType | None:
+    """Return the runs below a run, each with its calls of `approvals`; None where there is none."""
     if not tree.below and not tree.left_out:
         return None
-    branches = _branches(tree, Tree(Text("runs below", style="bold")), asks)
-    return Group(branches, Text("decide: stepfleet approvals")) if asks else branches
+    branches = _branches(tree, Tree(Text("runs below", style="bold")), approvals)
+    return Group(branches, Text("decide: stepfleet approvals")) if approvals else branches
 
 
-def _branches(tree: RunTree, at: Tree, asks: Sequence[Ask]) -> Tree:
+def _branches(tree: RunTree, at: Tree, approvals: Sequence[Ask]) -> Tree:
     for one in tree.below:
         run = one.run
         is_guess = run.price_estimated or run.usage_estimated
@@ -442,11 +442,11 @@ def _branches(tree: RunTree, at: Tree, asks: Sequence[Ask]) -> Tree:
         )
         line = Text(f"{shown(run.agent, _ERROR)}: {_state_of_run(run)}, {spent}")
         branch = at.add(line.append(f"  {run.run_id}", style="dim"))
-        for ask in asks:
-            if ask.run_id == run.run_id:
-                waits = Text("waits for a person: ", style="yellow").append(call_text(ask))
+        for approval in approvals:
+            if approval.run_id == run.run_id:
+                waits = Text("waits for a person: ", style="yellow").append(call_text(approval))
                 branch.add(waits)
-        _branches(one, branch, asks)
+        _branches(one, branch, approvals)
     if tree.left_out:
         at.add(Text(f"and {count(tree.left_out)} more", style="dim"))
     return at

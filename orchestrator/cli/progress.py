@@ -86,7 +86,7 @@ class Display:
         self._started = clock()
         self._seen = FailureCount()
         self._pace = BatchPace()
-        self._asks = AskCount()
+        self._approvals = AskCount()
         self._shown_at = float("-inf")
         self._reason = ""
         wanted = sys.stderr.isatty() if live is None else live
@@ -103,7 +103,7 @@ class Display:
                 self._pace,
                 now - self._started,
                 self._causes(progress),
-                self._asks,
+                self._approvals,
             )
             if self._reason:
                 shown = Group(shown, Text(self._reason, style="yellow"))
@@ -111,11 +111,11 @@ class Display:
         elif last or now - self._shown_at >= PLAIN_SECONDS:
             self._shown_at = now
             reason = f" ({self._reason})" if self._reason and not last else ""
-            notice(progress_line(progress, self._pace, self._asks) + reason)
+            notice(progress_line(progress, self._pace, self._approvals) + reason)
 
-    def wait_for_people(self, asks: AskCount) -> None:
+    def count_approvals(self, approvals: AskCount) -> None:
         """Note how many calls of the batch wait for people."""
-        self._asks = asks
+        self._approvals = approvals
 
     def stands_still(self, reason: str, what: str = "Nothing moves") -> None:
         """Show why nothing moves below the progress; an empty text when it moves again.
@@ -166,7 +166,7 @@ def picture(
     pace: BatchPace,
     elapsed: float,
     causes: Sequence[FailureGroup] = (),
-    asks: AskCount = AskCount(),
+    approvals: AskCount = AskCount(),
 ) -> RenderableType:
     """Return a running batch as a terminal shows it, with its top causes so far. Pure."""
     head = Table.grid(padding=(0, 1))
@@ -174,7 +174,7 @@ def picture(
         Text(shown(progress.agent or "batch", 30), style="bold"),
         ProgressBar(total=max(1, progress.total), completed=progress.done, width=_BAR_WIDTH),
         f"{count(progress.done)}/{count(progress.total)}",
-        f"{seconds(elapsed)}, ETA {seconds(_eta(progress, pace, asks))}",
+        f"{seconds(elapsed)}, ETA {seconds(_eta(progress, pace, approvals))}",
     )
     states = Text()
     for label, value, style in (
@@ -203,17 +203,19 @@ def cause_lines(causes: Iterable[FailureGroup]) -> list[RenderableType]:
     return [Text(f"{count(one.runs):>7}  {shown(str(one.cause), _CAUSE)}") for one in causes]
 
 
-def _eta(progress: BatchProgress, pace: BatchPace, asks: AskCount) -> float | None:
+def _eta(progress: BatchProgress, pace: BatchPace, approvals: AskCount) -> float | None:
     """Return the seconds until those runs have ended that move by themselves; None if unknown.
 
     Runs that are paused, or wait for people, end when somebody lets them.
     """
-    held = progress.paused + min(asks.count, progress.in_progress)
+    held = progress.paused + min(approvals.count, progress.in_progress)
     moving = progress.open - held
-    return None if asks.more or (held and not moving) else pace.eta_seconds(moving)
+    return None if approvals.more or (held and not moving) else pace.eta_seconds(moving)
 
 
-def progress_line(progress: BatchProgress, pace: BatchPace, asks: AskCount = AskCount()) -> str:
+def progress_line(
+    progress: BatchProgress, pace: BatchPace, approvals: AskCount = AskCount()
+) -> str:
     """Return the state of a batch as one plain line."""
     parts = [
         f"{count(progress.done)}/{count(progress.total)} done",
@@ -227,8 +229,8 @@ def progress_line(progress: BatchProgress, pace: BatchPace, asks: AskCount = Ask
         f"{count(progress.tokens)} tokens",
         usd(progress.cost_usd, guessed=progress.default_priced_usd > 0),
         f"submission {state}" if (state := submission_state(progress)) else "",
-        f"ETA {seconds(_eta(progress, pace, asks))}" if progress.open else "",
-        str(asks) if asks.count else "",
+        f"ETA {seconds(_eta(progress, pace, approvals))}" if progress.open else "",
+        str(approvals) if approvals.count else "",
         f"held: {shown(str(progress.held), 200)}" if progress.held else "",
     ]
     return ", ".join(part for part in parts if part)

@@ -404,7 +404,7 @@ async def follow(
     report = partial(display.stands_still, what="Results wait, the runs go on")
     watching = asyncio.create_task(_watch(batch, display))
     counting = asyncio.create_task(_count_failures(batch, display))
-    asking = asyncio.create_task(_count_asks(fleet, batch, display))
+    asking = asyncio.create_task(_count_approvals(fleet, batch, display))
     try:
         layout = results.layout((await batch.progress()).format)
         if results.out is not None and layout.grows:
@@ -457,11 +457,11 @@ async def _count_failures(batch: AsyncBatch, display: Display) -> None:
                 display.count(result)
 
 
-async def _count_asks(fleet: AsyncFleet, batch: AsyncBatch, display: Display) -> None:
+async def _count_approvals(fleet: AsyncFleet, batch: AsyncBatch, display: Display) -> None:
     """Count calls that wait for people now and then: when these end is up to them."""
     while True:
         with contextlib.suppress(StoreError):  # whoever watches the progress reports it
-            display.wait_for_people(await fleet.approvals.of_batch(batch.id))
+            display.count_approvals(await fleet.approvals.of_batch(batch.id))
         await asyncio.sleep(_ASK_SECONDS)
 
 

@@ -33,7 +33,7 @@ from stepfleet.orchestrator.batches.files.result_lines import as_line, full, sli
 from stepfleet.orchestrator.batches.files.tables.fields import cells, select
 from stepfleet.orchestrator.batches.files.tables.table import ResultTable
 from stepfleet.orchestrator.cli.approvals import waiting_picture
-from stepfleet.orchestrator.cli.explain import as_data, read_tree
+from stepfleet.orchestrator.cli.look import read_tree, run_data
 from stepfleet.orchestrator.cli.terminal import print_json, screen
 from stepfleet.orchestrator.cli.trace import trace
 from stepfleet.orchestrator.client.runs import inputs_of
@@ -142,7 +142,7 @@ async def read_by_all(fleet: AsyncFleet, run_id: str) -> AgentRunResult:
     print_json(timeline.to_dict())
     print_json((await fleet.runs.view(run_id)).to_dict())
     shown = await read_tree(run_id, None, fleet)
-    print_json(as_data(shown))
+    print_json(run_data(shown))
     screen().print(trace(result, inputs_of(shown.run), full=True, debug=True))
     print_json(await fleet.history.snapshot(run_id))
     await fleet.history.tool_traces(run_id)

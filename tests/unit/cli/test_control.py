@@ -1,7 +1,8 @@
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.cli.steer import check_target, overrides_of
+from stepfleet.orchestrator.cli.inputs import overrides_of
+from stepfleet.orchestrator.cli.steer import check_target
 
 
 def test_raised_limits_become_overrides_of_their_own_types() -> None:

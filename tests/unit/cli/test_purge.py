@@ -3,7 +3,7 @@
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.cli.steer import seconds_of
+from stepfleet.orchestrator.cli.inputs import seconds_of
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from stepfleet.orchestrator import (
     StepResult,
     UsageStats,
 )
-from stepfleet.orchestrator.cli.look import statistics_picture
+from stepfleet.orchestrator.cli.operate import statistics_picture
 from stepfleet.orchestrator.cli.trace import trace
 from stepfleet.orchestrator.events.domain_events import AgentStepCompleted, from_envelope
 from stepfleet.orchestrator.models.caching.statistics import statistics_of
