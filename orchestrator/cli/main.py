@@ -99,10 +99,11 @@ class Command(TyperCommand):
     def load(self) -> Any:
         """Return the command itself: the function or the `Typer` of that name in its module."""
         module = import_module(f"stepfleet.orchestrator.cli.{self._module}")
-        app = getattr(module, str(self.name))
-        if not isinstance(app, typer.Typer):
-            function, app = app, typer.Typer(add_completion=False, context_settings=_HELP)
-            app.command(self.name)(function)
+        found = getattr(module, str(self.name))
+        if isinstance(found, typer.Typer):
+            return typer.main.get_group(found)
+        app = typer.Typer(add_completion=False, context_settings=_HELP)
+        app.command(self.name)(found)
         return typer.main.get_command(app)
 
     def make_context(

@@ -335,7 +335,10 @@ Name = Annotated[
 ]
 
 
-limits = typer.Typer(no_args_is_help=True, help="Show, set and clear limits of the whole fleet.")
+limits = typer.Typer(
+    no_args_is_help=True,
+    help="Show, set and clear limits of the whole fleet.",
+)
 
 
 @limits.command("show")

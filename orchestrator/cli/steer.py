@@ -205,7 +205,8 @@ def fork(
 
 
 checkpoints = typer.Typer(
-    no_args_is_help=True, help="Save runs as files or short JSON, and restore them."
+    no_args_is_help=True,
+    help="Save runs as files or short JSON, and restore them.",
 )
 
 

@@ -81,6 +81,15 @@ AfterFailed = Annotated[
         rich_help_panel=_FOLLOWING,
     ),
 ]
+FollowingRaised = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--raise",
+        metavar="FIELD=VALUE",
+        help="Change a limit, as max_steps=20.",
+        rich_help_panel=_FOLLOWING,
+    ),
+]
 FollowingName = Annotated[
     str | None,
     typer.Option("--name", help="The new batch's name.", rich_help_panel=_FOLLOWING),
@@ -107,7 +116,7 @@ def submit(
     until_one: UntilOne = False,
     after_failed: AfterFailed = "skip",
     name: FollowingName = None,
-    raised: options.Raised = None,
+    raised: FollowingRaised = None,
     agent: options.AgentName = None,
     agents: options.MaybeAgentsRef = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the batch to its end.")] = False,
@@ -253,7 +262,7 @@ def then(
     name: FollowingName = None,
     tenant: options.Tenant = None,
     priority: options.BatchPriority = None,
-    raised: options.Raised = None,
+    raised: FollowingRaised = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:

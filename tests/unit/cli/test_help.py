@@ -50,6 +50,7 @@ def test_every_command_explains_itself(command: str) -> None:
 
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+    assert "--install-completion" not in done.stdout
 
 
 def test_the_command_line_starts_without_loading_what_commands_need() -> None:
