@@ -14,8 +14,8 @@ from packaging.version import InvalidVersion, Version
 from rich.table import Table
 from rich.text import Text
 
+from stepfleet.orchestrator.agents.agent import PREFIX, prefix_of
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.layers import PREFIX, prefix_of
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.fleet import known_redis

@@ -20,7 +20,7 @@ from stepfleet.orchestrator.client.operations.asks_below import asks_below
 from stepfleet.orchestrator.client.watching.late import begins_after
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Outage
-from stepfleet.orchestrator.protocol.outage import circuit_id
+from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.calls.answers import Ask, Awaited, awaited_by
 from stepfleet.orchestrator.records.outcome import (
@@ -28,7 +28,7 @@ from stepfleet.orchestrator.records.outcome import (
     ContinuationOutcome,
     StopReason,
 )
-from stepfleet.orchestrator.records.run.causes import explains
+from stepfleet.orchestrator.records.run.facts import explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.overrides import named_overrides
+from stepfleet.orchestrator.agents.config import AgentConfig, named_overrides
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT, format_of, read_object
 from stepfleet.orchestrator.batches.files.openai_format import plain_config
 from stepfleet.orchestrator.batches.files.source import BatchInput
 from stepfleet.orchestrator.client.submission.inputs import BatchOptions
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records import exact_json
-from stepfleet.orchestrator.records.text.durations import duration
+from stepfleet.orchestrator.records.text.validation import duration
 
 
 @contextlib.contextmanager

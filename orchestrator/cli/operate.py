@@ -47,7 +47,7 @@ from stepfleet.orchestrator.dashboard.access import check_access
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.limits.budgets import shown as number
 from stepfleet.orchestrator.limits.limit import Limit, parsed_field
-from stepfleet.orchestrator.models.caching.statistics import CacheStatistics
+from stepfleet.orchestrator.models.caching import CacheStatistics
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.admission.limit_use import BudgetUse, LimitUse, raised_by
 from stepfleet.orchestrator.store.embedded.admin_commands import Answer

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar
 
 from stepfleet.orchestrator.batches.check import BatchCheck
-from stepfleet.orchestrator.batches.files.tables.arrow import require_arrow
-from stepfleet.orchestrator.batches.files.tables.fields import select
+from stepfleet.orchestrator.batches.files.tables import require_arrow, select
 from stepfleet.orchestrator.cli.result_file import (
     FullDiskError,
     Layout,

@@ -26,7 +26,7 @@ from stepfleet.orchestrator.client.checkpoints.files import (
 )
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
+from stepfleet.orchestrator.protocol.serialization import SlimSerializationConfig
 from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
 WholeFleet = Annotated[bool, typer.Option("--all", help="The whole fleet.")]

@@ -9,13 +9,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.batches.check import BatchCheck, Problems
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures, failed_in
 from stepfleet.orchestrator.batches.files.source import Given
-from stepfleet.orchestrator.batches.files.tables.arrow import require_arrow
-from stepfleet.orchestrator.batches.files.tables.fields import select
-from stepfleet.orchestrator.batches.files.tables.table import ResultTable
+from stepfleet.orchestrator.batches.files.tables import ResultTable, require_arrow, select
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.follow_ups import ThenOptions, registered

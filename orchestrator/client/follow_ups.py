@@ -5,9 +5,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.config import AgentConfig, RunOverrides, stored_overrides
 from stepfleet.orchestrator.agents.prompt import places_in
 from stepfleet.orchestrator.batches.files.lines import input_of, parse_tenant
 from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
@@ -15,7 +13,7 @@ from stepfleet.orchestrator.client.session import Client
 from stepfleet.orchestrator.client.submission.inputs import Priority
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import priority_of
-from stepfleet.orchestrator.protocol.composing import OUTPUT, OUTPUTS, check_places
+from stepfleet.orchestrator.protocol.fold import OUTPUT, OUTPUTS, check_places
 from stepfleet.orchestrator.records.batch import FollowUp, Manifest
 from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex, follow_up_id
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Unpack
 
-from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.control.control import CANCEL_NOTE

@@ -24,12 +24,12 @@ from stepfleet.orchestrator.store.fleet.quarantine import keep_aside
 from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
-from stepfleet.worker.agents.mcp_sources import check_sources
+from stepfleet.worker.agents.local import check_sources
 from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.engine.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.engine.time_limits import TimeLimits
 from stepfleet.worker.events.delivery import EventDelivery
-from stepfleet.worker.events.sinks import deliveries
+from stepfleet.worker.events.subscribers import deliveries
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import Renewal
 from stepfleet.worker.ports import Ports

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from stepfleet.orchestrator.agents.agent import Agent, with_sub_agents
 from stepfleet.orchestrator.agents.answers.definitions import STRUCTURED_RESPONSE
-from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.local import DebugStep, LocalFleet, stepped
 from stepfleet.orchestrator.client.submission.inputs import Input
@@ -29,7 +29,7 @@ from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.tools.calls import parse_tool_calls
-from stepfleet.worker.testing.scenario.replies import Reply, ToolCallReply
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 
 _Data = BaseModel | Mapping[str, Any]
 ScriptedReply = str | Reply | ToolCallReply | Sequence[ToolCallReply] | _Data

@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack
 from celery import Celery
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.blocking.portal import Portal, anext_of
 from stepfleet.orchestrator.client.fleet import AsyncFleet, debugged

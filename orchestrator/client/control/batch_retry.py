@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.overrides import read_overrides, with_stored_overrides
+from stepfleet.orchestrator.agents.config import AgentConfig, read_overrides, with_stored_overrides
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.control.control import RunControl, ensure_known, ensure_retryable
 from stepfleet.orchestrator.client.control.resumable import Changes, changes_of

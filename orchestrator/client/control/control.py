@@ -11,7 +11,7 @@ from typing import Any
 
 from celery import Celery
 
-from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.agents.config import merged_overrides, stored_overrides
 from stepfleet.orchestrator.batches.files.lines import parse_input
 from stepfleet.orchestrator.client.control.resumable import (
     Changes,

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepfleet.orchestrator.agents.agent import criteria_without_code
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.agents.config import AgentConfig, merged_overrides, stored_overrides
 from stepfleet.orchestrator.continuation.collection import ContinuationCriteria
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason

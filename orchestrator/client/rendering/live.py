@@ -27,8 +27,7 @@ from stepfleet.orchestrator.client.rendering.messages import (
     step_id,
     tool_id,
 )
-from stepfleet.orchestrator.events.envelope import EventType
-from stepfleet.orchestrator.events.streamed_text import StreamedText
+from stepfleet.orchestrator.events.envelope import EventType, StreamedText
 from stepfleet.orchestrator.records.state import TERMINAL, Lifecycle
 
 

@@ -6,7 +6,7 @@ from typing import Any
 from stepfleet.orchestrator.agents.prompt import worded
 from stepfleet.orchestrator.batches.files.lines import check_before, parse_after_failed
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.protocol.composing import (
+from stepfleet.orchestrator.protocol.fold import (
     COUNT,
     OUTPUT,
     OUTPUTS,

@@ -6,17 +6,17 @@ from typing import Any, Literal
 from uuid import UUID
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.batches.files.lines import (
     INPUT_LIMIT,
     AfterFailed,
+    RowRules,
     input_of,
     parse_input,
     parse_metadata,
     parse_tenant,
     stored_form,
 )
-from stepfleet.orchestrator.batches.files.rows import RowRules
 from stepfleet.orchestrator.batches.files.source import Given, InputFormat
 from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.client.submission.after import AfterRuns, One, after_of, ids_of

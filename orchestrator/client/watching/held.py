@@ -6,7 +6,7 @@ Reads for a wait that has no progress; changes nothing.
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from stepfleet.orchestrator.protocol.outage import circuit_id
+from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.store.admission.lines import LimitLines

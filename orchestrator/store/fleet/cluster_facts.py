@@ -5,7 +5,7 @@ from typing import Any
 
 from redis.cluster import ClusterNode
 
-from stepfleet.orchestrator.redis_client.topology import Topology, slot_of
+from stepfleet.orchestrator.redis_client.cluster import Topology, slot_of
 from stepfleet.orchestrator.store.keys import Keys
 
 

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.models.caching.statistics import CacheStatistics, statistics_of
+from stepfleet.orchestrator.models.caching import CacheStatistics, statistics_of
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.keys import NO_PREFIX, PREFIX, Keys
 from stepfleet.orchestrator.store.lua import run_script

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.causes import (
+from stepfleet.orchestrator.records.run.facts import (
     FailedRun,
     LastError,
     cause_of_end,

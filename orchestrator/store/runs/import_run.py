@@ -10,7 +10,7 @@ from redis.exceptions import ResponseError
 from stepfleet.orchestrator.errors import ConflictError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
+from stepfleet.orchestrator.protocol.serialization import handoff
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import Dispatch

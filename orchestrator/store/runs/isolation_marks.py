@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.suspicion import How
+from stepfleet.orchestrator.protocol.claim import How, StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import Dispatch

@@ -8,12 +8,11 @@ from typing import Any
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import NotFoundError, SerializationError
 from stepfleet.orchestrator.events.envelope import numbered
-from stepfleet.orchestrator.protocol.transfer import agent_before, overrides_of
+from stepfleet.orchestrator.protocol.revision import agent_before, overrides_of
 from stepfleet.orchestrator.protocol.verdict import LONGEST
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.causes import LastError, last_error
-from stepfleet.orchestrator.records.run.facts import RunOrigin
+from stepfleet.orchestrator.records.run.facts import LastError, RunOrigin, last_error
 from stepfleet.orchestrator.records.run.results import (
     AgentRunResult,
     LostAttempt,

@@ -6,9 +6,8 @@ The header has all counters, so only the newest entries of the log are read.
 from dataclasses import dataclass
 from typing import Any
 
-from stepfleet.orchestrator.agents.overrides import read_overrides
-from stepfleet.orchestrator.protocol.serialization.slim import SlimSerializer
-from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
+from stepfleet.orchestrator.agents.config import read_overrides
+from stepfleet.orchestrator.protocol.serialization import SlimSerializationConfig, SlimSerializer
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep

@@ -18,10 +18,11 @@ from stepfleet.orchestrator.protocol.claim import (
     Refused,
     StepHint,
     Want,
+    losses,
+    unpaid_of,
 )
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
-from stepfleet.orchestrator.protocol.suspicion import losses, unpaid_of
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord

@@ -29,9 +29,8 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
-from stepfleet.orchestrator.batches.files.result_lines import as_line, full, slim
-from stepfleet.orchestrator.batches.files.tables.fields import cells, select
-from stepfleet.orchestrator.batches.files.tables.table import ResultTable
+from stepfleet.orchestrator.batches.files.tables import ResultTable, cells, select
+from stepfleet.orchestrator.batches.results import as_line, full, slim
 from stepfleet.orchestrator.cli.approvals import waiting_picture
 from stepfleet.orchestrator.cli.look import read_tree, run_data
 from stepfleet.orchestrator.cli.terminal import print_json, screen

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import Agent, AsyncFleet
-from stepfleet.orchestrator.dashboard.web import topics
-from stepfleet.orchestrator.dashboard.web.topics import LONGEST_TEXT, Topics
+from stepfleet.orchestrator.dashboard import web as topics
+from stepfleet.orchestrator.dashboard.web import LONGEST_TEXT, Topics
 from stepfleet.orchestrator.events.envelope import Event, EventType
 from stepfleet.orchestrator.store.events.feeds import Chunks
 from stepfleet.orchestrator.store.runs.listing import LISTS

@@ -16,7 +16,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.cli.result_file import Layout, to_line
 from stepfleet.orchestrator.continuation import ErrorPolicyCriterion, StepsLimit
-from stepfleet.orchestrator.records.run.causes import LastError
+from stepfleet.orchestrator.records.run.facts import LastError
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 RESULT = AgentRunResult(
