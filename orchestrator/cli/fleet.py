@@ -8,19 +8,21 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from operator import methodcaller
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from rich.console import RenderableType
 
 from stepfleet.orchestrator.cli.terminal import notice, print_either
-from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded.folder import Folder
 from stepfleet.orchestrator.store.fleet.health import health_findings
 from stepfleet.orchestrator.store.fleet.redis_facts import RedisFacts, redis_facts
+
+if TYPE_CHECKING:
+    from stepfleet.orchestrator.client.fleet import AsyncFleet
 
 _LOOK_SECONDS = 0.5
 
@@ -152,7 +154,7 @@ T = TypeVar("T")
 
 def with_fleet(
     data: Path,
-    work: Callable[[AsyncFleet], Awaitable[T]],
+    work: Callable[["AsyncFleet"], Awaitable[T]],
     *,
     warn: bool = False,
     waits: bool = False,
@@ -168,6 +170,8 @@ def with_fleet(
         check = warn_of if warn else reach
         check(settings.store, patience=patience, prefix=settings.prefix)
 
+        from stepfleet.orchestrator.client.fleet import AsyncFleet  # noqa: PLC0415 - not for workers
+
         async def opened() -> T:
             async with AsyncFleet(settings=settings) as fleet:
                 return await work(fleet)
@@ -177,7 +181,7 @@ def with_fleet(
 
 def print_found(
     data: Path,
-    read: Callable[[AsyncFleet], Awaitable[T]],
+    read: Callable[["AsyncFleet"], Awaitable[T]],
     picture: Callable[[T], RenderableType],
     *,
     json: bool,

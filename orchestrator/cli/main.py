@@ -49,7 +49,7 @@ GROUPS = {
     },
     "Operate": {
         "up": ("operate", "Run a local fleet until Ctrl-C: Redis and workers."),
-        "worker": ("operate", "Become one Celery worker, in the foreground."),
+        "worker": ("workers", "Become one Celery worker, in the foreground."),
         "flower": ("operate", "Run Flower on the fleet's broker."),
         "doctor": ("doctor", "Check the set-up, and name the fix for each problem."),
         "limits": ("operate", "Show, set and clear limits of the whole fleet."),

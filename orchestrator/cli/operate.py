@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,19 +27,12 @@ from stepfleet.orchestrator.cli.model_check import check_models
 from stepfleet.orchestrator.cli.options import DEFAULT_FLOWER_PORT, FLOWER_PORT
 from stepfleet.orchestrator.cli.signals import Interrupts, until_interrupted
 from stepfleet.orchestrator.cli.terminal import count, notice, seconds, shown
-from stepfleet.orchestrator.cli.watchdog import raise_open_files_limit
 from stepfleet.orchestrator.cli.workers import (
     Child,
     FleetPlan,
-    WorkerOptions,
-    checked_autoscale,
-    named_queues,
     simulated,
-    slots_of,
     supervisor_of,
     watched_argv,
-    worker_argv,
-    worker_environment,
 )
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.dashboard.access import check_access
@@ -50,9 +42,6 @@ from stepfleet.orchestrator.limits.limit import Limit, parsed_field
 from stepfleet.orchestrator.models.caching import CacheStatistics
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.admission.limit_use import BudgetUse, LimitUse, raised_by
-from stepfleet.orchestrator.store.embedded.admin_commands import Answer
-from stepfleet.orchestrator.store.embedded.admin_commands import ask as ask_private
-from stepfleet.orchestrator.store.embedded.folder import Folder
 from stepfleet.orchestrator.store.fleet.redis_facts import redis_facts, refused_messages
 from stepfleet.orchestrator.store.opening.opening import celery_app
 
@@ -89,53 +78,6 @@ def up(
         with _published_address(settings, folder):
             beside = [_flower(settings, folder)] if with_flower else []
             asyncio.run(_run(plan, settings, folder, beside, "\n".join(lines)))
-
-
-def worker(
-    agents: options.AgentsRef,
-    *,
-    slots: options.Slots = None,
-    pool: Annotated[
-        str,
-        typer.Option("--pool", "-P", help="asyncio (made for steps), prefork, threads or solo."),
-    ] = "asyncio",
-    concurrency: Annotated[
-        int | None,
-        typer.Option("--concurrency", "-c", min=1, help="The same as --slots; Celery's name."),
-    ] = None,
-    autoscale: Annotated[
-        str | None,
-        typer.Option(metavar="MAX,MIN", help="Steps at once: as many as needed within these."),
-    ] = None,
-    name: Annotated[str | None, typer.Option("--name", "-n", help="Node name, unique.")] = None,
-    queue: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--queue",
-            "-Q",
-            metavar="NAME",
-            help="Serve this queue of tools instead of steps; repeat it, or use commas.",
-        ),
-    ] = None,
-    data: options.Data = options.DATA_FOLDER,
-) -> None:
-    """Become one Celery worker, in the foreground, until SIGTERM or Ctrl-C."""
-    plan = WorkerOptions(
-        agents,
-        slots_of(pool, concurrency or slots),
-        pool,
-        # The process id stays: several workers of a machine have names of their own.
-        name or f"worker-{os.getpid()}",
-        queues=named_queues(queue or ()),
-        autoscale=checked_autoscale(autoscale),
-    )
-    load_agents(agents)
-    url = _redis_url(data)
-    warn_of(url, prefix=load_settings().prefix)
-    raise_open_files_limit()
-    argv = worker_argv(plan)
-    sys.stdout.flush()
-    os.execve(argv[0], argv, worker_environment(plan, url, os.environ))  # noqa: S606 - no shell
 
 
 def flower(
@@ -293,24 +235,6 @@ def _flower(settings: Settings, folder: DataFolder) -> Child:
 def _flower_port() -> int:
     given = os.environ.get(FLOWER_PORT, "")
     return int(given) if given.isdigit() else DEFAULT_FLOWER_PORT
-
-
-def _redis_url(data: Path) -> str:
-    """Return the configured Redis, or the data folder's private one where it is running.
-
-    A worker does not start a private one, which would outlive it.
-    """
-    settings = load_settings()
-    if settings.redis_url is not None:
-        return settings.store
-    address = Folder(data.expanduser().absolute()).read_address()
-    if address is None or ask_private(address) is not Answer.READY:
-        msg = (
-            "no Redis is named, and no fleet runs in this folder: set STEPFLEET_REDIS_URL, or "
-            "start one with 'stepfleet up --agents ...'"
-        )
-        raise ConfigurationError(msg)
-    return address.url
 
 
 def _check_kept(path: Path) -> None:

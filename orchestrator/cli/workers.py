@@ -9,17 +9,23 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import orjson
+import typer
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.cli.fleet import DataFolder
+from stepfleet.orchestrator.cli import options
+from stepfleet.orchestrator.cli.fleet import DataFolder, warn_of
 from stepfleet.orchestrator.cli.options import USAGE
+from stepfleet.orchestrator.cli.watchdog import raise_open_files_limit
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.services import environment_of
-from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.settings.settings import Settings, load_settings
+from stepfleet.orchestrator.store.embedded.admin_commands import Answer
+from stepfleet.orchestrator.store.embedded.admin_commands import ask as ask_private
+from stepfleet.orchestrator.store.embedded.folder import Folder
 
 WORKER = "stepfleet.worker"
 WATCHDOG = "stepfleet.orchestrator.cli.watchdog"
@@ -45,26 +51,26 @@ class WorkerOptions:
     autoscale: str | None = None
 
 
-def celery_arguments(options: WorkerOptions) -> list[str]:
+def celery_arguments(plan: WorkerOptions) -> list[str]:
     """Return the arguments of Celery's worker command."""
     # Workers need not know each other: their common state is in the store.
-    arguments = ["--loglevel", options.log_level, "--without-gossip", "--without-mingle"]
-    if options.name:
-        arguments += ["--hostname", options.name if "@" in options.name else f"{options.name}@%h"]
-    if options.pool != "asyncio":
-        arguments += ["--pool", options.pool]
-    if options.queues:
-        arguments += ["--queues", ",".join(options.queues)]
-    if options.slots is not None:
-        arguments += ["--concurrency", str(options.slots)]
-    if options.autoscale is not None:
-        arguments += ["--autoscale", options.autoscale]
+    arguments = ["--loglevel", plan.log_level, "--without-gossip", "--without-mingle"]
+    if plan.name:
+        arguments += ["--hostname", plan.name if "@" in plan.name else f"{plan.name}@%h"]
+    if plan.pool != "asyncio":
+        arguments += ["--pool", plan.pool]
+    if plan.queues:
+        arguments += ["--queues", ",".join(plan.queues)]
+    if plan.slots is not None:
+        arguments += ["--concurrency", str(plan.slots)]
+    if plan.autoscale is not None:
+        arguments += ["--autoscale", plan.autoscale]
     return arguments
 
 
-def worker_argv(options: WorkerOptions) -> list[str]:
+def worker_argv(plan: WorkerOptions) -> list[str]:
     """Return the command line of a worker without the watchdog."""
-    return [sys.executable, "-m", WORKER, *celery_arguments(options)]
+    return [sys.executable, "-m", WORKER, *celery_arguments(plan)]
 
 
 def watched_argv(module: str, *arguments: str) -> list[str]:
@@ -73,15 +79,15 @@ def watched_argv(module: str, *arguments: str) -> list[str]:
 
 
 def worker_environment(
-    options: WorkerOptions, redis_url: str, environment: Mapping[str, str]
+    plan: WorkerOptions, redis_url: str, environment: Mapping[str, str]
 ) -> dict[str, str]:
     """Return a worker's environment: the parent's, with the worker's Redis, agents and slots.
 
     The address is passed here and never as an argument: it may hold a password.
     """
-    own = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_AGENTS": options.agents}
-    if options.slots is not None:
-        own["STEPFLEET_SLOTS"] = str(options.slots)
+    own = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_AGENTS": plan.agents}
+    if plan.slots is not None:
+        own["STEPFLEET_SLOTS"] = str(plan.slots)
     return {**environment, **own}
 
 
@@ -457,7 +463,7 @@ def supervisor_of(
     queues = (settings.queue, *heavy) if heavy else ()
     workers = []
     for name in (f"worker-{number + 1}" for number in range(plan.workers)):
-        options = WorkerOptions(
+        own = WorkerOptions(
             plan.agents,
             slots=plan.slots,
             # The process id keeps node names apart when several commands share one Redis.
@@ -466,7 +472,72 @@ def supervisor_of(
             log_level="WARNING",
             queues=queues,
         )
-        argv = watched_argv(WORKER, *celery_arguments(options))
-        env = worker_environment(options, settings.store, {**os.environ, **extra})
+        argv = watched_argv(WORKER, *celery_arguments(own))
+        env = worker_environment(own, settings.store, {**os.environ, **extra})
         workers.append(Child(name, argv, env, folder.log(name)))
     return Supervisor(workers, notice, drain=settings.drain, beside=beside)
+
+
+def worker(
+    agents: options.AgentsRef,
+    *,
+    slots: options.Slots = None,
+    pool: Annotated[
+        str,
+        typer.Option("--pool", "-P", help="asyncio (made for steps), prefork, threads or solo."),
+    ] = "asyncio",
+    concurrency: Annotated[
+        int | None,
+        typer.Option("--concurrency", "-c", min=1, help="The same as --slots; Celery's name."),
+    ] = None,
+    autoscale: Annotated[
+        str | None,
+        typer.Option(metavar="MAX,MIN", help="Steps at once: as many as needed within these."),
+    ] = None,
+    name: Annotated[str | None, typer.Option("--name", "-n", help="Node name, unique.")] = None,
+    queue: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--queue",
+            "-Q",
+            metavar="NAME",
+            help="Serve this queue of tools instead of steps; repeat it, or use commas.",
+        ),
+    ] = None,
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Become one Celery worker, in the foreground, until SIGTERM or Ctrl-C."""
+    plan = WorkerOptions(
+        agents,
+        slots_of(pool, concurrency or slots),
+        pool,
+        # The process id stays: several workers of a machine have names of their own.
+        name or f"worker-{os.getpid()}",
+        queues=named_queues(queue or ()),
+        autoscale=checked_autoscale(autoscale),
+    )
+    load_agents(agents)
+    url = _redis_url(data)
+    warn_of(url, prefix=load_settings().prefix)
+    raise_open_files_limit()
+    argv = worker_argv(plan)
+    sys.stdout.flush()
+    os.execve(argv[0], argv, worker_environment(plan, url, os.environ))  # noqa: S606 - no shell
+
+
+def _redis_url(data: Path) -> str:
+    """Return the configured Redis, or the data folder's private one where it is running.
+
+    A worker does not start a private one, which would outlive it.
+    """
+    settings = load_settings()
+    if settings.redis_url is not None:
+        return settings.store
+    address = Folder(data.expanduser().absolute()).read_address()
+    if address is None or ask_private(address) is not Answer.READY:
+        msg = (
+            "no Redis is named, and no fleet runs in this folder: set STEPFLEET_REDIS_URL, or "
+            "start one with 'stepfleet up --agents ...'"
+        )
+        raise ConfigurationError(msg)
+    return address.url
