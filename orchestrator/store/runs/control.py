@@ -40,7 +40,7 @@ _IN_WORDS = {
     "resumed": "was resumed",
     "retried": "is retried",
     "sent": "has the message and continues",
-    "active": "is already active",
+    "active": "has not ended",
     "ended": "has already ended",
     "changed": "changed in the meantime; repeat the request",
     "unknown": "is unknown",
