@@ -19,7 +19,7 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.approvals import call_and_commands, places_of
-from stepfleet.orchestrator.cli.crew import Advice, Crew, settle_others
+from stepfleet.orchestrator.cli.crew import Crew
 from stepfleet.orchestrator.cli.fleet import DataFolder, local_redis, warn_of
 from stepfleet.orchestrator.cli.inputs import standard_input
 from stepfleet.orchestrator.cli.model_check import check_models
@@ -167,9 +167,13 @@ class _Asking:
                 )
                 raise ConfigurationError(msg)
             return
-        advice = Advice(lambda one: f"stepfleet run --batch {one} --agents {self.crew.plan.agents}")
-        private, own = self.crew.private, self.note.batch_id
-        await settle_others(fleet, own, self.notes, advice, notice, private=private)
+        agents = self.crew.plan.agents
+        await self.crew.settle_others(
+            fleet,
+            self.note.batch_id,
+            self.notes,
+            lambda one: f"stepfleet run --batch {one} --agents {agents}{data_option()}",
+        )
 
     @property
     def _streams(self) -> bool:

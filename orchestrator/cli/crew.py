@@ -1,7 +1,7 @@
-"""Other batches with open runs: a command works on its own batch, so it pauses or names these.
+"""The workers of one command, beside its own work, until that is done or interrupted.
 
-In the data folder's private Redis, a batch that no command works on is paused before workers start:
-its command was killed. Where workers of others are alive, or on a shared Redis, nothing is paused.
+A private Redis that dies meanwhile is started again. Other batches with open runs are paused, or
+named: a command works on its own.
 """
 
 import asyncio
@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.cli.fleet import DataFolder, keep_private_server
 from stepfleet.orchestrator.cli.notes import RunNotes
+from stepfleet.orchestrator.cli.options import data_option
 from stepfleet.orchestrator.cli.progress import Display
 from stepfleet.orchestrator.cli.signals import Interrupts, until_interrupted
 from stepfleet.orchestrator.cli.terminal import count, shown
@@ -23,6 +24,9 @@ from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.settings.settings import Settings
 
 T = TypeVar("T")
+_LOOKED_AT = 200
+_NAMED = 3
+"""Other batches that are looked at, and named."""
 _HALT_SECONDS = 15.0
 """How long a stop waits until every run of a batch knows of its pause, which is in force before."""
 _PRIVATE_PATIENCE = 600.0
@@ -121,48 +125,32 @@ class Crew:
         patience = max(self.settings.patience, _PRIVATE_PATIENCE)
         return self.settings.model_copy(update={"patience": patience})
 
+    async def settle_others(
+        self, fleet: AsyncFleet, own: str, notes: RunNotes, again: Callable[[str], str]
+    ) -> None:
+        """Pause what nobody works on, and name every other batch with open runs, but the `own`.
 
-_LOOKED_AT = 200
-_NAMED = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Advice:
-    """How commands are written where the user is.
-
-    `again` returns the command that goes on with a batch without a note; `data` is the option of
-    the data folder, or empty.
-    """
-
-    again: Callable[[str], str]
-    data: str = ""
-
-
-async def settle_others(
-    fleet: AsyncFleet,
-    own: str,
-    notes: RunNotes,
-    advice: Advice,
-    notice: Callable[[str], None],
-    *,
-    private: bool,
-) -> None:
-    """Pause what nobody works on, and name every other batch with open runs, but the `own`."""
-    found = [one for one in await fleet.batches.newest(_LOOKED_AT) if one.open]
-    others = [one for one in found if one.batch_id != own and not notes.is_worked_on(one.batch_id)]
-    if not others:
-        return
-    alone = private and not any(one.alive for one in (await fleet.overview()).workers)
-    if alone:
-        for one in others:
-            if one.paused < one.open or not one.sealed:
-                await (await fleet.batches.get(one.batch_id)).pause()
-    notice(_heading(len(others), alone=alone))
-    for one in others[:_NAMED]:
-        note = notes.read(one.batch_id)
-        notice(_named(one, note.command if note else advice.again(one.batch_id), advice.data))
-    if len(others) > _NAMED:
-        notice(f"  and {len(others) - _NAMED} more: stepfleet status{advice.data}")
+        `again` returns the command that goes on with a batch without a note. In the data folder's
+        private Redis, a batch that no command works on is paused before workers start: its command
+        was killed. Where workers of others are alive, or on a shared Redis, nothing is paused.
+        """
+        found = [one for one in await fleet.batches.newest(_LOOKED_AT) if one.open]
+        unwatched = [one for one in found if not notes.is_worked_on(one.batch_id)]
+        others = [one for one in unwatched if one.batch_id != own]
+        if not others:
+            return
+        alone = self.private and not any(one.alive for one in (await fleet.overview()).workers)
+        if alone:
+            for one in others:
+                if one.paused < one.open or not one.sealed:
+                    await (await fleet.batches.get(one.batch_id)).pause()
+        self.display.notice(_heading(len(others), alone=alone))
+        for one in others[:_NAMED]:
+            note = notes.read(one.batch_id)
+            self.display.notice(_named(one, note.command if note else again(one.batch_id)))
+        if len(others) > _NAMED:
+            more = f"{len(others) - _NAMED} more: stepfleet status{data_option()}"
+            self.display.notice(f"  and {more}")
 
 
 def _heading(number: int, *, alone: bool) -> str:
@@ -171,12 +159,12 @@ def _heading(number: int, *, alone: bool) -> str:
     return f"{what} open runs ({goes_on}):"
 
 
-def _named(one: BatchProgress, resume: str, data: str) -> str:
+def _named(one: BatchProgress, resume: str) -> str:
     name = f" {shown(one.name, 60)}" if one.name else ""
     lines = count(one.total - one.submitted)
     rest = "" if one.sealed else f"; {lines} lines are missing, which its first command submits"
     return (
         f"  {one.batch_id}{name}: {count(one.open)} of {count(one.total)} open{rest}\n"
         f"    resume: {resume}\n"
-        f"    cancel: stepfleet cancel --batch {shlex.quote(one.batch_id)}{data}"
+        f"    cancel: stepfleet cancel --batch {shlex.quote(one.batch_id)}{data_option()}"
     )

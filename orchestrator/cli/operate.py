@@ -1,4 +1,4 @@
-"""Commands that operate a fleet: up, worker, flower, limits, cache."""
+"""Commands that operate a fleet: up, flower, limits, cache."""
 
 import asyncio
 import contextlib

@@ -11,6 +11,7 @@ import os
 import shlex
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,7 +24,7 @@ from stepfleet.orchestrator.batches.files.source import open_input
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.ask import Question, ask_agent, print_answer, text_of
 from stepfleet.orchestrator.cli.batches import raises
-from stepfleet.orchestrator.cli.crew import Advice, Crew, settle_others
+from stepfleet.orchestrator.cli.crew import Crew
 from stepfleet.orchestrator.cli.fleet import DataFolder, local_redis, warn_of
 from stepfleet.orchestrator.cli.inputs import (
     configs_used,
@@ -324,9 +325,8 @@ class _Run:
     async def _submit_and_collect(self, fleet: AsyncFleet) -> EndedBatch:
         own = self.plan.batch_id or (self.note.batch_id if self.note else "")
         plan = replace(self.plan, results=ResultOptions())
-        advice = Advice(lambda one: command_of(plan, "--batch", one), data_option())
-        private, say = self.crew.private, self.crew.display.notice
-        await settle_others(fleet, own, self.notes, advice, say, private=private)
+        again = partial(command_of, plan, "--batch")
+        await self.crew.settle_others(fleet, own, self.notes, again)
         batch = await self._known(fleet)
         if batch is None or self.plan.form.get("only_new"):
             batch = await self._submit(fleet)
