@@ -20,7 +20,7 @@ from loads import LONGEST, Running, Setup, fleet, lines
 from readings import Cost
 from reports import Column, begin, finish, parser, show
 
-from stepfleet.orchestrator import Batch
+from stepfleet import Batch
 
 KEY = ("what", "runs", "page", "workers", "latency")
 TEXT = "1 turns: {count} results, {outputs}"

@@ -11,7 +11,7 @@ from agents import runner
 from processes import HERE, Model, model, redis_server, until, workers
 from readings import SECTIONS, Cost, Reading
 
-from stepfleet.orchestrator import Fleet
+from stepfleet import Fleet
 
 WARM_RUNS, WARM_STEPS = 20, 2
 LONGEST = 1800.0

@@ -25,7 +25,7 @@ from readings import Cost
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, grouped, parser, progress, show, values
 
-from stepfleet.orchestrator import Batch, Fleet
+from stepfleet import Batch, Fleet
 
 PARTS = ("history", "waiting", "workers")
 KEY = ("part", "what", "size")
