@@ -33,6 +33,20 @@ PAUSED_BY = "paused_by"
 """The header's field of a run that was paused with the run that has started it: that run's id."""
 
 
+_IN_WORDS = {
+    "cancelled": "was cancelled",
+    "requested": "is in a worker, which obeys at once, at the latest after its current step",
+    "paused": "was paused",
+    "resumed": "was resumed",
+    "retried": "is retried",
+    "sent": "has the message and continues",
+    "active": "has not ended",
+    "ended": "has already ended",
+    "changed": "changed in the meantime; repeat the request",
+    "unknown": "is unknown",
+}
+
+
 class ControlOutcome(StrEnum):
     """The outcome of a request to a run."""
 
@@ -62,6 +76,18 @@ class ControlResult:
     def in_hands(self) -> bool:
         """Whether a worker may hold the run, and is to be notified."""
         return self.outcome is ControlOutcome.REQUESTED or self.detail == "waiting"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request changed the run, or its worker will."""
+        return self.outcome not in ("active", "changed", "ended", "unknown")
+
+    def __str__(self) -> str:
+        """Return the outcome as it follows a run's id: `was cancelled`, `has already ended`."""
+        words = _IN_WORDS[self.outcome]
+        if self.outcome in (ControlOutcome.RETRIED, ControlOutcome.SENT):
+            return f"{words} at step {int(self.detail) + 1}"
+        return f"{words} ({self.detail})" if self.detail else words
 
 
 def new_request() -> str:
