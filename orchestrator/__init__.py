@@ -178,11 +178,11 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.usage import UsageStats as UsageStats
     from stepfleet.orchestrator.settings.settings import Settings as Settings
     from stepfleet.orchestrator.settings.signing import SigningKeys as SigningKeys
-    from stepfleet.orchestrator.store.admission.limit_use import BudgetUse as BudgetUse
-    from stepfleet.orchestrator.store.admission.limit_use import LimitUse as LimitUse
-    from stepfleet.orchestrator.store.admission.lines import LimitState as LimitState
-    from stepfleet.orchestrator.store.admission.lines import LimitWait as LimitWait
-    from stepfleet.orchestrator.store.admission.lines import LimitWaits as LimitWaits
+    from stepfleet.orchestrator.store.admission.limits import BudgetUse as BudgetUse
+    from stepfleet.orchestrator.store.admission.limits import LimitState as LimitState
+    from stepfleet.orchestrator.store.admission.limits import LimitUse as LimitUse
+    from stepfleet.orchestrator.store.admission.limits import LimitWait as LimitWait
+    from stepfleet.orchestrator.store.admission.limits import LimitWaits as LimitWaits
     from stepfleet.orchestrator.store.fleet.overview import FleetOverview as FleetOverview
     from stepfleet.orchestrator.store.runs.control import ControlOutcome as ControlOutcome
     from stepfleet.orchestrator.store.runs.control import ControlResult as ControlResult

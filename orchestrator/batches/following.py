@@ -24,13 +24,12 @@ from stepfleet.orchestrator.protocol.composing import (
 from stepfleet.orchestrator.records.batch import FollowUp, Manifest
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
-from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex, follow_up_id
-from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.batches.follow_ups import follow_up_id
 from stepfleet.orchestrator.store.records.codec import MESSAGES, Fields
 from stepfleet.orchestrator.store.records.compression import unpacked
-from stepfleet.orchestrator.store.runs.reading import EndedRuns
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -61,15 +60,11 @@ class _TurnLostError(Exception):
 class Following:
     """Looks after batches that follow others."""
 
-    def __init__(self, store: OpenStore, batches: Batches, index: FollowUpIndex) -> None:
-        settings, given = store.settings, (store.connection, store.keys)
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._batches = batches
-        self._index = index
-        self._ended = EndedRuns(*given)
-        self._submission = Submission(
-            *given, store.dispatch, grace=settings.grace, most=settings.max_active_runs
-        )
+        self._batches = store.batches
+        self._index = store.follow_ups
+        self._submission = store.submission
 
     async def look(self, batch_id: str) -> None:
         """Submit a batch if the one before it has ended; twice does no harm.
@@ -212,7 +207,7 @@ class Following:
         """Return the completed ones of a page of rows."""
         rows = range(first, min(first + page, source.rows))
         run_ids = [run_id_of(source.batch_id, row) for row in rows]
-        headers = await self._ended.headers(run_ids, _FIELDS)
+        headers = await self._store.runs.headers(run_ids, _FIELDS)
         found = [
             (run_id, header)
             for run_id, header in zip(run_ids, headers, strict=True)

@@ -36,16 +36,14 @@ from stepfleet.orchestrator.limits.limit import NORMAL, Limit
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.calls.answers import After
-from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
 from stepfleet.orchestrator.store.batches.batches import (
-    Batches,
     batch_id_of,
     id_of_keyed_batch,
     limit_name,
     run_id_of,
 )
-from stepfleet.orchestrator.store.configs import Configs
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -105,13 +103,11 @@ class Submitted:
 class BatchSubmission:
     """Submits batches to one store."""
 
-    def __init__(
-        self, batches: Batches, configs: Configs, submission: Submission, limits: LimitSettings
-    ) -> None:
-        self._batches = batches
-        self._limits = limits
-        self._configs = configs
-        self._submission = submission
+    def __init__(self, store: Store) -> None:
+        self._batches = store.batches
+        self._limits = store.limits
+        self._configs = store.configs
+        self._submission = store.submission
 
     async def submit(
         self, order: BatchOrder, accept: Callable[[Sequence[AgentConfig]], Awaitable[None]]

@@ -27,7 +27,7 @@ from stepfleet.orchestrator.client.watching.people import people_of_batch
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchPage, BatchProgress, Manifest
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitWaits
+from stepfleet.orchestrator.store.admission.limits import LimitWaits
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.requests import Swept
 from stepfleet.orchestrator.store.fleet.overview import needs_of_batch
@@ -80,7 +80,7 @@ class AsyncBatch:
 
     async def progress(self) -> BatchProgress:
         """Return how far the batch is."""
-        return await (await self._session.open()).batches.progress(await self._read())
+        return await (await self._session.store()).batches.progress(await self._read())
 
     async def then(
         self,
@@ -105,7 +105,7 @@ class AsyncBatch:
     async def _read(self) -> Manifest:
         """Return the manifest, read anew until all runs were created."""
         if not self._manifest.sealed:
-            found = await (await self._session.open()).batches.find(self.id)
+            found = await (await self._session.store()).batches.find(self.id)
             self._manifest = found or self._manifest
         return self._manifest
 
@@ -130,7 +130,7 @@ class AsyncBatch:
         """
         client = await self._session.open()
         tick = client.quiet_of_batch(self.id).tick
-        reader = BatchResults(self._manifest, client.batches, client.runs, tick, known)
+        reader = BatchResults(self._manifest, client.store.batches, client.store.runs, tick, known)
         read = reader.in_order if ordered else reader.as_they_end
         async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
             async for result in results:
@@ -153,7 +153,7 @@ class AsyncBatch:
         try:
             client = await self._session.open()
             tick = client.quiet_of_batch(self.id).tick
-            reader = BatchResults(self._manifest, client.batches, client.runs, tick)
+            reader = BatchResults(self._manifest, client.store.batches, client.store.runs, tick)
             read = reader.in_order if ordered else reader.as_they_end
             async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
                 async for result in results:
@@ -222,7 +222,7 @@ class AsyncBatch:
         client, progress = await self._session.open(), await self.progress()
         if progress.waits:
             return f"it waits for the end of batch {progress.follows}"
-        held = held_batch(client.store, client.batches, self.id)
+        held = held_batch(client.store, self.id)
         people = people_of_batch(client.store, self.id)
         needs = partial(needs_of_batch, client.store, self.id)
         why = await client.standstill.reason(needs, held, people)
@@ -276,12 +276,14 @@ class AsyncBatch:
         """Put a request in force for the whole batch, then apply it to each of its runs."""
         client, manifest = await self._session.open(), await self._read()
         if manifest.level and not manifest.sealed:  # it waits for a batch of its own
-            between = AsyncBatch(self._session, await client.batches.get(manifest.follows or ""))
+            between = AsyncBatch(
+                self._session, await client.store.batches.get(manifest.follows or "")
+            )
             await between._request(verb, on_progress, fields)
-        request = await client.requests.ask(manifest, verb, new_request(), fields)
+        request = await client.store.requests.ask(manifest, verb, new_request(), fields)
         if verb == "cancel":
             await client.control.interrupt_batch(self.id)
-        return await client.requests.sweep(request, on_progress or _ignore)
+        return await client.store.requests.sweep(request, on_progress or _ignore)
 
     async def retry(
         self,
@@ -311,11 +313,10 @@ class AsyncBatch:
 
     async def limit_waits(self) -> tuple[LimitWaits, ...]:
         """Return for which limits runs of the batch wait, by a sample of up to 500 of its runs."""
-        store = (await self._session.open()).store
+        store = await self._session.store()
         rows = (await self._read()).rows
         every = range(0, rows, max(-(-rows // SAMPLED), 1))
-        lines = LimitLines(store.connection, store.keys)
-        return await lines.waits_of([run_id_of(self.id, row) for row in every])
+        return await store.limits.waits_of([run_id_of(self.id, row) for row in every])
 
     async def failures(
         self, on_progress: OnProgress | None = None, *, limit: int | None = None
@@ -325,11 +326,11 @@ class AsyncBatch:
         Reads only such runs, at most `limit` of them, page by page. `on_progress` receives the
         number of rows so far.
         """
-        client = await self._session.open()
+        store = await self._session.store()
         progress = await self.progress()
         count = FailureCount()
         not_completed = progress.done - progress.completed
-        pages = failed_in(self._manifest, client.batches, client.failed, on_progress or _ignore)
+        pages = failed_in(self._manifest, store.batches, store.runs, on_progress or _ignore)
         if not_completed:
             async with contextlib.aclosing(pages):
                 async for page in pages:
@@ -348,12 +349,12 @@ class AsyncFleetBatches:
 
     async def get(self, batch_id: str) -> AsyncBatch:
         """Return a submitted batch. Raises `NotFoundError` if there is none of that id."""
-        client = await self._session.open()
-        return AsyncBatch(self._session, await client.batches.get(batch_id))
+        store = await self._session.store()
+        return AsyncBatch(self._session, await store.batches.get(batch_id))
 
     async def newest(self, limit: int = 50) -> list[BatchProgress]:
         """Return the progress of the newest batches."""
-        return await (await self._session.open()).batches.newest(limit)
+        return await (await self._session.store()).batches.newest(limit)
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> BatchPage:
         """Return up to `limit` batches, the newest first, behind the `next` of the page before.
@@ -363,7 +364,7 @@ class AsyncFleetBatches:
         if not 1 <= limit <= MOST_RUNS:
             raise ConfigurationError(f"limit is {limit}; write a number from 1 to {MOST_RUNS}")
         place = Cursor.parse(cursor) if cursor else None
-        batches = (await self._session.open()).batches
+        batches = (await self._session.store()).batches
         after = (place.place, place.run_id) if place else None
         found, last = await batches.page(limit, after)
         return BatchPage(batches=tuple(found), next=str(Cursor(*last)) if last else None)

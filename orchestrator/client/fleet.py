@@ -51,9 +51,10 @@ from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.own_app import app_settings
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.batches.requests import pause_fleet
-from stepfleet.orchestrator.store.fleet.health import server_info, warnings
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
+from stepfleet.orchestrator.store.fleet.servers import server_info, warnings
 from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.store import Store
 
 __all__ = ["AsyncBatch", "AsyncFleet"]
 
@@ -80,6 +81,8 @@ class AsyncFleet:
     """The response cache."""
     limits: AsyncFleetLimits
     """Limits that all workers share."""
+    settings: Settings
+    """The settings that it was made with."""
 
     def __init__(
         self,
@@ -116,6 +119,7 @@ class AsyncFleet:
 
     def _use(self, session: Session) -> None:
         self._session = session
+        self.settings = session.settings
         self.runs = AsyncFleetRuns(self._session)
         self.batches = AsyncFleetBatches(self._session)
         self.history = AsyncFleetHistory(self._session)
@@ -139,31 +143,39 @@ class AsyncFleet:
         """Leave the connection to the process that made it, and return it; for a forked child."""
         return self._session.forget()
 
+    async def store(self) -> Store:
+        """Return the open store, for what the fleet has no method of its own for.
+
+        The dashboard uses it; its methods may change with every release. Raises `StoreError` or
+        `ConfigurationError` where it cannot be opened.
+        """
+        return await self._session.store()
+
     async def check(self) -> None:
         """Make sure that Redis answers and lets us in.
 
         Raises `StoreError` or `ConfigurationError` with the fix, within seconds.
         """
-        client = await self._session.open()
-        await client.store.connection.execute("PING")
+        store = await self.store()
+        await store.connection.execute("PING")
 
     async def warnings(self) -> list[str]:
         """Return what about the Redis server endangers runs, each with its fix."""
-        client = await self._session.open()
-        return warnings(await server_info(client.store.connection))
+        store = await self.store()
+        return warnings(await server_info(store.connection))
 
     async def overview(self) -> FleetOverview:
         """Return what is going on: active runs, waiting messages, workers."""
-        return await overview((await self._session.open()).store)
+        return await overview(await self.store())
 
     async def pause(self) -> None:
         """Pause the fleet: no step begins on any worker, and no tool of a step under way."""
-        store = (await self._session.open()).store
+        store = await self.store()
         await pause_fleet(store.connection, store.keys, paused=True)
 
     async def resume(self) -> None:
         """Take the fleet's pause back."""
-        store = (await self._session.open()).store
+        store = await self.store()
         await pause_fleet(store.connection, store.keys, paused=False)
 
     async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
@@ -201,11 +213,11 @@ class AsyncFleet:
         tenant, parent = place.tenant, None
         if place.parent is not None:
             parent = checked_id(place.parent, "parent")
-            tenant = tenant or await client.snapshots.tenant(parent)
+            tenant = tenant or await client.store.runs.tenant(parent)
         changed, messages = config.with_overrides(own), messages_of(input, config.prompt)
         check_messages(changed.models, messages, "input")
         if place.after:
-            await client.batches.ensure_runs(place.after.ids)
+            await client.store.batches.ensure_runs(place.after.ids)
             messages = messages_of(input) if place.after.text else messages
         run = NewRun(
             run_id=checked_id(place.run_id),
@@ -224,13 +236,13 @@ class AsyncFleet:
             origin=origin_of(input),
             after=place.after,
         )
-        await client.submission.require_room()
+        await client.store.submission.require_room()
         await client.accept([config])
         await client.store.configs.save(config)
         if place.limit:
             await self.limits.submitted(run.run_id, place.limit)
-        if await client.submission.create(run, is_named=place.run_id is not None):
-            await client.submission.publish([run])
+        if await client.store.submission.create(run, is_named=place.run_id is not None):
+            await client.store.submission.publish([run])
         return run.run_id
 
     async def run_with_steps(
@@ -342,7 +354,7 @@ class AsyncFleet:
         Raises `ConfigurationError` with the fix.
         """
         order = await self._debugged(given, agent, at)
-        async for step in debugged(self._session.settings, order, overrides):
+        async for step in debugged(self.settings, order, overrides):
             yield step
 
     async def _debugged(self, given: Input, agent: Agent | None, at: int) -> DebugOrder:
@@ -368,7 +380,7 @@ class AsyncFleet:
         those of runs that are gone; of one `tenant` ('' for runs without one), `batch`, `agent`,
         `model` or `status`, if given. Raises `ConfigurationError`.
         """
-        return await ledger.costs_of(await self._session.open(), by, ledger.Which(**which))
+        return await ledger.costs_of(await self.store(), by, ledger.Which(**which))
 
     async def cost_lines(
         self,
@@ -381,8 +393,8 @@ class AsyncFleet:
         missing, and steps that a memory policy has removed from the log. Raises
         `ConfigurationError` for an unknown run.
         """
-        client = await self._session.open()
-        async for line in ledger.lines_of_runs(client, run_id, ledger.Which(**which)):
+        store = await self.store()
+        async for line in ledger.lines_of_runs(store, run_id, ledger.Which(**which)):
             yield line
 
     async def submit_batch(

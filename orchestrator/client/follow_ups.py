@@ -17,7 +17,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import priority_of
 from stepfleet.orchestrator.protocol.composing import OUTPUT, OUTPUTS, check_places
 from stepfleet.orchestrator.records.batch import FollowUp, Manifest
-from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex, follow_up_id
+from stepfleet.orchestrator.store.batches.follow_ups import follow_up_id
 
 MOST_ROWS = 1_000
 """Rows of a page."""
@@ -53,8 +53,11 @@ async def registered(
     plan = _plan(config, text, changes)
     digest = hashlib.sha256(plan.to_json().encode()).hexdigest()
     batch_id = follow_up_id(source.batch_id, digest)
-    found, source = await client.batches.find(batch_id), await client.batches.get(source.batch_id)
-    index = FollowUpIndex(client.store.connection, client.store.keys, client.batches)
+    found, source = (
+        await client.store.batches.find(batch_id),
+        await client.store.batches.get(source.batch_id),
+    )
+    index = client.store.follow_ups
     if found and not found.refused:
         if not (found.sealed or found.cancel_requested):
             await index.wake(batch_id)  # the client that has registered it may have died before
@@ -68,14 +71,14 @@ async def registered(
         digest=digest,
         name=name[:500],
         agent=config.name,
-        created=await client.batches.now(),
+        created=await client.store.batches.now(),
         total=0,
         rows=0,
         follows=source.batch_id,
         plan=plan,
     )
     await index.register(manifest)
-    if await client.batches.is_over(source.batch_id, source):  # no worker will see it end
+    if await client.store.batches.is_over(source.batch_id, source):  # no worker will see it end
         await client.control.interrupt_batch(source.batch_id)
     return manifest, True
 
@@ -118,7 +121,7 @@ async def _ensure_room(client: Client, source: Manifest) -> None:
     if len(source.next) >= MOST_FOLLOWING:
         msg = f"{MOST_FOLLOWING} batches follow batch {source.batch_id}; let some follow others"
         raise ConfigurationError(msg)
-    progress = await client.batches.progress(source)
+    progress = await client.store.batches.progress(source)
     if progress.past_retention:
         msg = f"{progress.past_retention:,} results of batch {source.batch_id} are past retention"
         raise ConfigurationError(f"{msg}: submit it again, and what follows it with it")

@@ -40,7 +40,7 @@ def refused_by(site: Site) -> Read:
     """Return a reader of the messages in quarantine in the fleet's own Redis."""
 
     async def read() -> list[dict[str, Any]]:
-        store = (await site.fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+        store = await site.fleet.store()
         key = store.keys.of(keys.QUARANTINE)
         if await store.connection.execute("TYPE", key) != "list":
             return []

@@ -17,8 +17,9 @@ from celery.utils.saferepr import saferepr
 
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
+from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry, keep_aside
-from stepfleet.orchestrator.store.opening.opening import client_app, open_store
+from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.engine.admission import Gate, Inadmissible
 from stepfleet.worker.engine.own_threads import give_thread
 from stepfleet.worker.engine.transport.ack_buffer import AckBufferChannel

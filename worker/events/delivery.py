@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.events.broadcast.port import Envelope
 from stepfleet.orchestrator.events.broadcast.webhook import WebhookError
-from stepfleet.orchestrator.store.events.feeds import Feeds, Page
+from stepfleet.orchestrator.store.feeds import Feeds, Page
 
 log = logging.getLogger(__name__)
 

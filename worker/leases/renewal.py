@@ -2,15 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from typing import Self
 
 from celery import Celery
 
 from stepfleet.orchestrator.protocol.claim import Held
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
-from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
+from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.orchestrator.store.store import Store, open_store
 from stepfleet.worker.leases.blocked_loop import LOOKS_PER_LEASE, Connect, Standby
 from stepfleet.worker.leases.lease import AnyLease, CallLease, Leases, Renew
 
@@ -29,20 +29,16 @@ def renewing(store: StepStore) -> Renew:
     return renew
 
 
-def connecting(settings: Settings, app: Celery, terms: Terms) -> Connect:
+def connecting(settings: Settings, app: Celery) -> Connect:
     """Return what opens a connection of its own for renewals, and closes it."""
     quick = settings.model_copy(
-        update={"patience": terms.lease / LOOKS_PER_LEASE, "connections": 1}
+        update={"patience": settings.lease / LOOKS_PER_LEASE, "connections": 1}
     )
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[Renew]:
-        opened = await open_store(quick, app)
-        given = (opened.connection, opened.keys, opened.configs, opened.dispatch)
-        try:
-            yield renewing(StepStore(*given, terms))
-        finally:
-            await opened.aclose()
+        async with aclosing(await open_store(quick, app)) as opened:
+            yield renewing(opened.steps)
 
     return connect
 
@@ -62,13 +58,13 @@ class Renewal:
         self._pause = lease / RENEWALS_PER_LEASE
 
     @classmethod
-    def over(cls, opened: OpenStore, store: StepStore, leases: Leases, app: Celery | None) -> Self:
+    def over(cls, opened: Store, leases: Leases, app: Celery | None) -> Self:
         """Return the renewal of the running loop; with an `app`, a thread stands by for it."""
         settings, standby = opened.settings, None
         if app is not None:
-            connect = connecting(settings, app, store.terms)
+            connect = connecting(settings, app)
             standby = Standby(leases, connect, lease=settings.lease, limit=settings.blocked_limit)
-        return cls(leases, renewing(store), settings.lease, standby)
+        return cls(leases, renewing(opened.steps), settings.lease, standby)
 
     async def watch(self) -> None:
         """Renew until cancelled."""

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any
 
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.fleet.figures import FleetFigures
+from stepfleet.orchestrator.store.fleet.overview import FleetFigures
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import StepObserver, Toolbox
 from stepfleet.worker.telemetry.config import TelemetryConfig, available, telemetry_config

@@ -28,7 +28,7 @@ from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.fleet.redis_facts import infos, query
+from stepfleet.orchestrator.store.fleet.servers import infos, query
 
 READY_SECONDS = 90.0
 SAMPLED_RUNS = 2000

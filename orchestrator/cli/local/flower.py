@@ -9,8 +9,8 @@ from stepfleet.orchestrator.cli.setup.data_folder import known_redis
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.dashboard.access import check_access
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.store.fleet.redis_facts import redis_facts, refused_messages
-from stepfleet.orchestrator.store.opening.opening import celery_app
+from stepfleet.orchestrator.store.dispatch import celery_app
+from stepfleet.orchestrator.store.fleet.servers import redis_facts, refused_messages
 
 
 def serve_flower(

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, ModelError
 from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of, host_of
 from stepfleet.orchestrator.models.services import SERVICES, Service
 from stepfleet.orchestrator.models.signing import Credentials
-from stepfleet.orchestrator.store.fleet.health import HealthFinding
+from stepfleet.orchestrator.store.fleet.servers import HealthFinding
 
 _CONNECT_SECONDS = 5.0
 _PORTS = {"https": 443, "http": 80}

@@ -4,8 +4,7 @@ import time
 
 from stepfleet.orchestrator.cli.terminal.output import notice
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.store.fleet.health import health_findings
-from stepfleet.orchestrator.store.fleet.redis_facts import RedisFacts, redis_facts
+from stepfleet.orchestrator.store.fleet.servers import RedisFacts, health_findings, redis_facts
 
 _PAUSE_SECONDS = 0.25
 

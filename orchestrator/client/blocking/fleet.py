@@ -293,7 +293,7 @@ class Fleet(_Blocking):
         # The steps run in this thread, and not in the portal's.
         order = self._portal.call(self._wrapped._debugged(given, agent, at))  # noqa: SLF001
         with asyncio.Runner() as runner:
-            steps = debugged(self._wrapped._session.settings, order, overrides)  # noqa: SLF001
+            steps = debugged(self._wrapped.settings, order, overrides)
             try:
                 while (step := runner.run(anext_of(steps))) is not None:
                     yield step[0]

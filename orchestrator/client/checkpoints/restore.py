@@ -21,8 +21,7 @@ from stepfleet.orchestrator.store.records.codec import (
     stored_outcome,
     stored_step,
 )
-from stepfleet.orchestrator.store.runs.import_run import ImportedRun
-from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.runs.submission import ImportedRun, NewRun
 
 _CHECKED = ("name", "tools")
 

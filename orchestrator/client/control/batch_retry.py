@@ -17,21 +17,19 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.revision import Revision, revise
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
+from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.lua import load
-from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.records.codec import Fields
-from stepfleet.orchestrator.store.runs.control import Control, ControlOutcome, ControlResult
-from stepfleet.orchestrator.store.runs.failed import FailedRuns
+from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 from stepfleet.orchestrator.store.runs.reading import (
-    EndedRuns,
     Found,
     StoredRun,
     ended_run,
     in_parts,
     steps_of,
 )
+from stepfleet.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -63,20 +61,9 @@ class _Retry:
 class BatchRetry:
     """Retries the ended runs of a batch."""
 
-    def __init__(
-        self,
-        store: OpenStore,
-        batches: Batches,
-        control: Control,
-        runs: RunControl,
-        failed: FailedRuns,
-    ) -> None:
+    def __init__(self, store: Store, control: RunControl) -> None:
         self._store = store
-        self._failed = failed
-        self._batches = batches
         self._control = control
-        self._runs = runs
-        self._ended = EndedRuns(store.connection, store.keys)
 
     async def retry(
         self,
@@ -96,11 +83,11 @@ class BatchRetry:
         for first in range(0, manifest.rows, ROWS):
             last = min(first + ROWS, manifest.rows)
             run_ids = [run_id_of(manifest.batch_id, row) for row in range(first, last)]
-            statuses = await self._batches.statuses(run_ids)
+            statuses = await self._store.batches.statuses(run_ids)
             pairs = zip(run_ids, statuses, strict=True)
             ended = [run_id for run_id, status in pairs if status in wanted]
             if selection.conditions and ended:
-                found = await self._failed.read(ended)
+                found = await self._store.runs.failed(ended)
                 ended = [run.run_id for run in found if selection.selects(run)]
             for at in range(0, len(ended), RUNS):
                 await self._page(request, ended[at : at + RUNS])
@@ -112,10 +99,10 @@ class BatchRetry:
         return request.retried
 
     async def _page(self, request: _Retry, run_ids: Sequence[str]) -> None:
-        headers = await self._ended.headers(run_ids)
+        headers = await self._store.runs.headers(run_ids)
         for part in in_parts(zip(run_ids, headers, strict=True)):
             revised = await self._revised(request, part)
-            results = await self._control.retry_all(revised, request.pace)
+            results = await self._store.control.retry_all(revised, request.pace)
             for (run, _), result in zip(revised, results, strict=True):
                 await self._note(request, run.run_id, result)
 
@@ -123,8 +110,8 @@ class BatchRetry:
         self, request: _Retry, found: Sequence[Found]
     ) -> list[tuple[StoredRun, Revision]]:
         """Return the revisions of the runs that are still ended and may be retried."""
-        logs = await self._ended.logs([(one, steps_of(header)) for one, header in found])
-        now = await self._batches.now()
+        logs = await self._store.runs.logs([(one, steps_of(header)) for one, header in found])
+        now = await self._store.batches.now()
         revised = []
         for (run_id, header), steps in zip(found, logs, strict=True):
             try:
@@ -161,7 +148,7 @@ class BatchRetry:
     async def _note(self, request: _Retry, run_id: str, result: ControlResult) -> None:
         try:
             if result.outcome is ControlOutcome.CHANGED:  # another client was faster
-                result = await self._runs.retry(run_id, request.overrides)
+                result = await self._control.retry(run_id, request.overrides)
             request.retried += ensure_known(result, run_id).outcome is ControlOutcome.RETRIED
         except ConfigurationError as error:
             request.refuse(error)

@@ -22,12 +22,12 @@ from stepfleet.orchestrator.client.control.resumable import (
 from stepfleet.orchestrator.errors import ConflictError, SerializationError, StoreError
 from stepfleet.orchestrator.protocol.revision import Revision, further_turn, revise
 from stepfleet.orchestrator.store.runs.control import (
-    Control,
     ControlOutcome,
     ControlResult,
     new_request,
 )
-from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun, unknown_run
+from stepfleet.orchestrator.store.runs.reading import StoredRun, unknown_run
+from stepfleet.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -41,9 +41,9 @@ _BROADCAST_SECONDS = 5.0
 class RunControl:
     """Requests to runs, by their ids. An unknown id raises `ConfigurationError`."""
 
-    def __init__(self, runs: Runs, control: Control, app: Celery) -> None:
-        self._runs = runs
-        self._control = control
+    def __init__(self, store: Store, app: Celery) -> None:
+        self._runs = store.runs
+        self._control = store.control
         self._app = app
 
     async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> ControlResult:

@@ -15,9 +15,8 @@ from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.records.codec import MESSAGES, stored_outcome
-from stepfleet.orchestrator.store.runs.import_run import ImportedRun
 from stepfleet.orchestrator.store.runs.reading import StoredRun
-from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.runs.submission import ImportedRun, NewRun
 
 _HAD_ITS_ANSWER = (StopReason.COMPLETED, StopReason.FINISH_REASON)
 

@@ -53,8 +53,8 @@ class AsyncFleetHistory:
 
         Only what the configuration keeps is read from Redis.
         """
-        client = await self._session.open()
-        return await client.snapshots.take(run_id, config or SlimSerializationConfig.standard())
+        store = await self._session.store()
+        return await store.runs.snapshot(run_id, config or SlimSerializationConfig.standard())
 
     async def checkpoint(self, run_id: str, *, at: int | None = None) -> AgentCheckpoint:
         """Return everything of a run, as it is now or as it was after its first `at` steps.
@@ -63,7 +63,7 @@ class AsyncFleetHistory:
         Raises `NotFoundError` for an unknown run, or one that has not so many steps.
         """
         client = await self._session.open()
-        return await _captured(client, await client.runs.get(run_id), at)
+        return await _captured(client, await client.store.runs.get(run_id), at)
 
     async def checkpoints(self, run_id: str, *, every: int, follow: bool = False) -> Checkpoints:
         """Yield a run's checkpoints after each `every` steps, the oldest first.
@@ -76,9 +76,9 @@ class AsyncFleetHistory:
         client = await self._session.open()
         at, pause = every, Pause()
         while True:
-            status, done = await client.snapshots.standing(run_id)
+            status, done = await client.store.runs.standing(run_id)
             if at <= done:
-                run = await client.runs.get(run_id)
+                run = await client.store.runs.get(run_id)
                 while at <= len(run.log):
                     yield await _captured(client, run, at)
                     at += every
@@ -113,7 +113,7 @@ class AsyncFleetHistory:
             ensure_resumable(wanted, criteria, imported.state, "restore")
         await client.accept([config])
         await client.store.configs.save(config)
-        await client.run_import.create(imported)
+        await client.store.submission.adopt(imported)
         return imported.run.run_id
 
     async def save_state(self, run_id: str) -> dict[str, Any]:
@@ -153,8 +153,8 @@ class AsyncFleetHistory:
         `new_run_id` (UUID) again changes nothing. Raises `ConfigurationError`, with the fix.
         """
         client = await self._session.open()
-        run = await client.runs.get(run_id)
-        run = run if at is None else await client.runs.as_before(run, at)
+        run = await client.store.runs.get(run_id)
+        run = run if at is None else await client.store.runs.as_before(run, at)
         config = await client.store.configs.load(run.header["config"])
         if tools is not None:
             config = with_tools(config, await _known(client, config), list(tools))
@@ -170,21 +170,21 @@ class AsyncFleetHistory:
         imported = forked(run, order)
         await client.accept([config])
         await client.store.configs.save(config)
-        await client.run_import.create(imported)
+        await client.store.submission.adopt(imported)
         return order.run_id
 
     async def compare(self, first: str, second: str) -> RunComparison:
         """Return how the run `second` differs from `first`, as far as both have come."""
-        client = await self._session.open()
-        one: StoredRun = await client.runs.get(first)
-        return compared(one, await client.runs.get(second))
+        store = await self._session.store()
+        one: StoredRun = await store.runs.get(first)
+        return compared(one, await store.runs.get(second))
 
     async def tool_traces(self, run_id: str) -> ToolTraces:
         """Return the tool calls of a run's committed steps since they were last cleared.
 
         Raises `NotFoundError` if there is no such run.
         """
-        run = await (await self._session.open()).runs.get(run_id)
+        run = await (await self._session.store()).runs.get(run_id)
         cleared = int(run.header.get(_CLEARED, "0"))
         return tool_traces_of((step.result for step in run.log), cleared)
 
@@ -194,16 +194,16 @@ class AsyncFleetHistory:
         The run's log keeps them: results, conversation and retries are as before. Raises
         `NotFoundError` if there is no such run.
         """
-        client = await self._session.open()
-        run = await client.runs.get(run_id)
+        store = await self._session.store()
+        run = await store.runs.get(run_id)
         count = sum(len(step.result.tool_calls) for step in run.log)
-        keys = client.store.keys.script_keys(run_id, None)
-        await run_script(client.store.connection, "clear_traces", keys, run_id, _CLEARED, count)
+        keys = store.keys.script_keys(run_id, None)
+        await run_script(store.connection, "clear_traces", keys, run_id, _CLEARED, count)
         return count
 
     async def get_cost_calls(self, run_id: str) -> tuple[ModelCall, ...]:
         """Return a run's committed model calls with their costs in USD, since the last reset."""
-        run = await (await self._session.open()).runs.get(run_id)
+        run = await (await self._session.store()).runs.get(run_id)
         first = max(int(run.header.get(COST_FROM, "0")) - run.first, 0)
         return tuple(cost_calls(run.config, [logged.result for logged in run.log[first:]]))
 
@@ -228,9 +228,9 @@ class AsyncFleetHistory:
 
         Raises `NotFoundError` if there is no run of that id.
         """
-        client = await self._session.open()
-        _, done = await client.snapshots.standing(run_id)
-        await mark(client.store.connection, client.store.keys, run_id, COST_FROM, done)
+        store = await self._session.store()
+        _, done = await store.runs.standing(run_id)
+        await mark(store.connection, store.keys, run_id, COST_FROM, done)
 
 
 def checked_id(run_id: object, field: str = "run_id") -> str:
@@ -252,8 +252,8 @@ def checked_id(run_id: object, field: str = "run_id") -> str:
 
 
 async def _captured(client: Client, run: StoredRun, at: int | None) -> AgentCheckpoint:
-    run = run if at is None else await client.runs.as_before(run, at)
-    return capture(run, await client.runs.now(), at)
+    run = run if at is None else await client.store.runs.as_before(run, at)
+    return capture(run, await client.store.runs.now(), at)
 
 
 async def _known(client: Client, config: AgentConfig) -> AgentConfig:

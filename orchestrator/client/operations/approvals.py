@@ -19,7 +19,6 @@ from stepfleet.orchestrator.records.calls.answers import (
     Decision,
 )
 from stepfleet.orchestrator.records.text.validation import meant
-from stepfleet.orchestrator.store.fleet.people import asks_of
 from stepfleet.orchestrator.store.pace import in_groups
 from stepfleet.orchestrator.store.runs.asks import Asks, Waits
 
@@ -127,12 +126,12 @@ class AsyncFleetApprovals:
             raise ConfigurationError("name a run, or conditions such as batch= or tool=")
         if not isinstance(run_id, str | None):
             raise ConfigurationError(f"run_id is {run_id!r}; write the id of a run")
-        client = await self._session.open()
-        now = await client.runs.now()
+        store = await self._session.store()
+        now = await store.runs.now()
         decision = _decision(options, now)
         asks = await self._asks()
         if run_id is not None:
-            run, waits = await client.runs.get(run_id), await asks.of_run(run_id)
+            run, waits = await store.runs.get(run_id), await asks.of_run(run_id)
             call = options.get("call")
             meant = [one for one in waits if _is_meant(one.ask, which, call)]
             if not meant:
@@ -152,7 +151,7 @@ class AsyncFleetApprovals:
         return decided
 
     async def _asks(self) -> Asks:
-        return asks_of((await self._session.open()).store)
+        return (await self._session.store()).approvals
 
 
 async def _matching(

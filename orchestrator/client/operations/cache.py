@@ -30,5 +30,4 @@ class AsyncFleetCache:
         return await (entries.clear() if model is None else entries.drop_model(model))
 
     async def _entries(self) -> CacheEntries:
-        store = (await self._session.open()).store
-        return CacheEntries(store.connection, store.settings.cache_bytes, store.keys)
+        return (await self._session.store()).cache

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import TypedDict
 
-from stepfleet.orchestrator.client.session import Client
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.ledger import (
     COST_KEYS,
@@ -26,10 +25,10 @@ from stepfleet.orchestrator.records.run.facts import OriginKind
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.usage import UsageStats, nano_usd
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.model_calls.ledger import Ledger, calls_of, day_of
+from stepfleet.orchestrator.store.model_calls.ledger import calls_of, day_of
 from stepfleet.orchestrator.store.records.codec import moment
-from stepfleet.orchestrator.store.runs.purge import Purging
 from stepfleet.orchestrator.store.runs.reading import StoredRun
+from stepfleet.orchestrator.store.store import Store
 
 RUNS_AT_ONCE = 20
 _COPIES = (OriginKind.FORK, OriginKind.CHECKPOINT)
@@ -97,31 +96,30 @@ def cost_keys(by: str | Sequence[str]) -> tuple[CostKey, ...]:
     return tuple(one for one in COST_KEYS if one in names)
 
 
-async def costs_of(client: Client, by: str | Sequence[str], which: Which) -> Costs:
+async def costs_of(store: Store, by: str | Sequence[str], which: Which) -> Costs:
     """Return the sums of the calls that are meant. Raises `ConfigurationError`."""
     keys = cost_keys(by)
-    ledger = Ledger(client.store.connection, client.store.keys)
-    since, until = await _days(client, ledger, which)
+    since, until = await _days(store, which)
     sums = Summing(keys)
-    async for row in ledger.rows(since, until):
+    async for row in store.ledger.rows(since, until):
         if which.means(row):
             sums.add(row)
     return sums.costs(since, until)
 
 
 async def lines_of_runs(
-    client: Client, run_id: str | None, which: Which
+    store: Store, run_id: str | None, which: Which
 ) -> AsyncGenerator[CostLine, None]:
     """Yield the calls of one run, of a batch, or of all runs. Raises `ConfigurationError`."""
-    since, until = await _days(client, Ledger(client.store.connection, client.store.keys), which)
+    since, until = await _days(store, which)
     if run_id is not None:
         pages = _one([run_id])
     elif which.batch is not None:
-        pages = _of_batch((await client.batches.get(which.batch)).rows, which.batch)
+        pages = _of_batch((await store.batches.get(which.batch)).rows, which.batch)
     else:
-        pages = _of_all(client)
+        pages = _of_all(store)
     async for page in pages:
-        reads = (client.runs.get(one) for one in page)
+        reads = (store.runs.get(one) for one in page)
         for run in await asyncio.gather(*reads, return_exceptions=run_id is None):
             if isinstance(run, ConfigurationError):
                 continue  # it has expired, or was not created yet
@@ -206,10 +204,10 @@ def _line(base: CostLine, sums: CallSums) -> CostLine:
     return base.model_copy(update={**tokens, **amounts, "estimated": sums.estimated > 0})
 
 
-async def _days(client: Client, ledger: Ledger, which: Which) -> tuple[date, date]:
+async def _days(store: Store, which: Which) -> tuple[date, date]:
     """Return the first and the last day. Raises `ConfigurationError`."""
-    today = await ledger.today()
-    oldest = today - timedelta(days=client.store.settings.ledger_days)
+    today = await store.ledger.today()
+    oldest = today - timedelta(days=store.settings.ledger_days)
     since, until = day_of(which.since or oldest), day_of(which.until or today)
     if since > until:
         raise ConfigurationError(f"since: {since} is after {until}, the last day that is meant")
@@ -226,10 +224,9 @@ async def _of_batch(rows: int, batch_id: str) -> AsyncIterator[list[str]]:
         yield [run_id_of(batch_id, row) for row in numbers]
 
 
-async def _of_all(client: Client) -> AsyncIterator[list[str]]:
-    store = client.store
+async def _of_all(store: Store) -> AsyncIterator[list[str]]:
     seen: set[int] = set()
-    async for page in Purging(store.connection, store.keys, client.batches).pages(None):
+    async for page in store.purging.pages(None):
         found = [key.partition("run:")[2] for key in page]
         new = [one for one in found if ":" not in one and hash(one) not in seen]
         seen.update(map(hash, new))

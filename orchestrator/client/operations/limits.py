@@ -5,9 +5,11 @@ from typing import Any
 
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.limits.limit import Limit
-from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
-from stepfleet.orchestrator.store.admission.limit_use import LimitUse
-from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitWait
+from stepfleet.orchestrator.store.admission.limits import (
+    Limits,
+    LimitUse,
+    LimitWait,
+)
 
 
 class AsyncFleetLimits:
@@ -21,16 +23,15 @@ class AsyncFleetLimits:
 
     async def all(self) -> dict[str, Limit]:
         """Return the limits by name."""
-        return (await (await self._settings()).read())[1]
+        return (await (await self._limits()).read())[1]
 
     async def use(self) -> list[LimitUse]:
         """Return what is used of each limit, and how many steps wait in its line."""
-        return await (await self._settings()).use()
+        return await (await self._limits()).use()
 
     async def wait_of(self, run_id: str) -> LimitWait | None:
         """Return since when the run waits for limits, and for which; None where it does not."""
-        store = (await self._session.open()).store
-        return await LimitLines(store.connection, store.keys).wait_of(run_id)
+        return await (await self._limits()).wait_of(run_id)
 
     async def set(self, name: str, /, **fields: Any) -> Limit:
         """Change fields of a limit, and return it; None takes a field away.
@@ -38,21 +39,20 @@ class AsyncFleetLimits:
         `name` is that of a model (`openai:gpt-4o-mini`, `openai:*`), or `tenant:acme`, `batch:*`,
         `agent:clerk`. Raises `ConfigurationError` that names field and fix.
         """
-        return await (await self._settings()).change(name, fields)
+        return await (await self._limits()).change(name, fields)
 
     async def submitted(self, run_id: str, limit: Limit) -> None:
         """Set the budget of a new run, unless it has one; it goes after the run's end."""
-        await (await self._settings()).submitted(f"run:{run_id}", limit)
+        await (await self._limits()).submitted(f"run:{run_id}", limit)
 
     async def provide(self, limits: Mapping[str, Limit]) -> None:
         """Set limits as a configuration does: not those that somebody has set by `set`."""
-        await (await self._settings()).provide(limits)
+        await (await self._limits()).provide(limits)
 
     async def clear(self, *names: str) -> int:
         """Remove limits, all where none is named; return how many there were."""
-        settings = await self._settings()
-        return await settings.clear(names or await settings.names())
+        limits = await self._limits()
+        return await limits.clear(names or await limits.names())
 
-    async def _settings(self) -> LimitSettings:
-        store = (await self._session.open()).store
-        return LimitSettings(store.connection, store.keys)
+    async def _limits(self) -> Limits:
+        return (await self._session.store()).limits

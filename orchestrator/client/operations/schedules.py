@@ -155,7 +155,7 @@ class AsyncFleetSchedules:
 
     async def _open(self) -> tuple[Client, Schedules]:
         client = await self._session.open()
-        return client, Schedules(client.store.connection, client.store.keys)
+        return client, client.store.schedules
 
 
 async def _checked_lines(client: Client, order: BatchOrder) -> tuple[list[bytes], bool]:

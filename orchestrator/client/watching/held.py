@@ -9,11 +9,10 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from stepfleet.orchestrator.protocol.outage import circuit_id
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.calls.answers import Awaited
-from stepfleet.orchestrator.store.admission.lines import LimitLines
-from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.model_calls.circuits import Circuits
-from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.admission.limits import Limits
+from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.records.codec import load_outage
+from stepfleet.orchestrator.store.store import Store
 
 SAMPLED = 100
 """Runs that are looked at: of those that are held, and evenly of a batch."""
@@ -22,9 +21,9 @@ Held = Callable[[], Awaitable[str]]
 """Reads what holds that which is waited for; an empty text where nothing does."""
 
 
-def held_batch(store: OpenStore, batches: Batches, batch_id: str) -> Held:
+def held_batch(store: Store, batch_id: str) -> Held:
     """Return what reads the limits and services that hold runs of a batch, and those below them."""
-    lines, circuits = LimitLines(store.connection, store.keys), _circuits(store)
+    limits, circuits = store.limits, store.circuits
 
     async def own(run_ids: Sequence[str]) -> set[str]:
         """Return those that are of the batch, or that it pays for."""
@@ -39,23 +38,23 @@ def held_batch(store: OpenStore, batches: Batches, batch_id: str) -> Held:
             for one in await circuits.outages()
             if one.waiting and await own(await circuits.some_of(circuit_id(one.service), SAMPLED))
         ]
-        waiting = await lines.some(SAMPLED)
+        waiting = await limits.some_waiting(SAMPLED)
         waits = {one: waiting[one] for one in await own(list(waiting))}
         if not waits and waiting:  # among many others
-            rows = (await batches.get(batch_id)).rows
+            rows = (await store.batches.get(batch_id)).rows
             every = range(0, rows, max(-(-rows // SAMPLED), 1))
-            waits = await lines.of([run_id_of(batch_id, row) for row in every])
-        return "; ".join([*outages, *await _named(lines, waits)])
+            waits = await limits.waiting_for([run_id_of(batch_id, row) for row in every])
+        return "; ".join([*outages, *await _named(limits, waits)])
 
     return read
 
 
-def held_runs(store: OpenStore, run_ids: Callable[[], Sequence[str]]) -> Held:
+def held_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> Held:
     """Return what reads the limits and services that hold these runs.
 
     Of runs that wait for others, below them, anything may be that holds anybody.
     """
-    lines, circuits = LimitLines(store.connection, store.keys), _circuits(store)
+    limits, circuits = store.limits, store.circuits
 
     async def read() -> str:
         some = run_ids()[:SAMPLED]
@@ -75,19 +74,15 @@ def held_runs(store: OpenStore, run_ids: Callable[[], Sequence[str]]) -> Held:
             for one in (await circuits.outages() if out_for or waits_below else ())
             if one.waiting and (waits_below or circuit_id(one.service) in out_for)
         ]
-        waits = await lines.of(some)
+        waits = await limits.waiting_for(some)
         if not waits and waits_below:
-            return "; ".join([*outages, *map(str, await lines.longest(1))])
-        return "; ".join([*outages, *await _named(lines, waits)])
+            return "; ".join([*outages, *map(str, await limits.lines(1))])
+        return "; ".join([*outages, *await _named(limits, waits)])
 
     return read
 
 
-def _circuits(store: OpenStore) -> Circuits:
-    return Circuits(store.connection, store.keys)
-
-
-async def _named(lines: LimitLines, waits: Mapping[str, str]) -> list[str]:
+async def _named(limits: Limits, waits: Mapping[str, str]) -> list[str]:
     """Return in words for which limit most runs wait; `waits` has its name by run."""
     most = [name for name, _ in Counter(waits.values()).most_common(1)]
-    return [str(one) for one in await lines.named(most)]
+    return [str(one) for one in await limits.states(most)]

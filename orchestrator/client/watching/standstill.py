@@ -23,7 +23,7 @@ from stepfleet.orchestrator.store.fleet.overview import (
     troubles,
     workers,
 )
-from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class Standstill:
     """
 
     def __init__(
-        self, store: OpenStore, exempt: Collection[str], *, starts_workers: bool = False
+        self, store: Store, exempt: Collection[str], *, starts_workers: bool = False
     ) -> None:
         self.report: Callable[[str], None] = self._log
         self._store = store

@@ -54,16 +54,16 @@ class Audited(ApiHandler):
         self, verb: str, target: str, detail: str, act: Callable[[], Awaitable[T]]
     ) -> T:
         """Return what `act` returns, noted before and after."""
-        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
+        store = await self.site.fleet.store()
         about = (self.user, verb, target)
         log.info("%s: %s of %s", *about)
-        await client.audit.note(*about, f"requested {detail}")
+        await store.audit.note(*about, f"requested {detail}")
         try:
             result = await act()
         except AgentException as error:
-            await client.audit.note(*about, f"refused: {error.message}")
+            await store.audit.note(*about, f"refused: {error.message}")
             raise
-        await client.audit.note(*about, f"done: {result.to_json()}")
+        await store.audit.note(*about, f"done: {result.to_json()}")
         return result
 
 

@@ -16,7 +16,6 @@ from stepfleet.orchestrator.dashboard.visible import exact_in_browsers
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import args_shown
 from stepfleet.orchestrator.records.calls.answers import AskPage, Decided
-from stepfleet.orchestrator.store.fleet.people import ask_figures
 
 MOST = 200
 LONGEST_ARGUMENT = 2_000
@@ -56,7 +55,7 @@ class Approvals(ReadHandler):
         else:
             page = await approvals.page(**{"limit": MOST, **query})
         shows = self.shows_content
-        store = (await fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+        store = await fleet.store()
         return WaitingPage(
             waiting=tuple(
                 Waiting(
@@ -69,7 +68,7 @@ class Approvals(ReadHandler):
                 for one in page.asks
             ),
             next=page.next,
-            total=(await ask_figures(store)).count,
+            total=(await store.approvals.figures()).count,
         )
 
     def _shown(self, arguments: dict[str, Any]) -> dict[str, Any]:

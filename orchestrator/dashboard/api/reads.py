@@ -21,10 +21,16 @@ from stepfleet.orchestrator.records.ledger import Costs
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.fleet.checks import Check, fail, stopping, versions
-from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet, server_checks
+from stepfleet.orchestrator.store.fleet.checks import (
+    Check,
+    fail,
+    fleet_checks,
+    read_fleet,
+    server_checks,
+    stopping,
+    versions,
+)
 from stepfleet.orchestrator.store.fleet.overview import is_paused, workers
-from stepfleet.orchestrator.store.fleet.people import asks_of
 
 MOST = 500
 _LIMIT = whole("how many", 1, MOST)
@@ -68,7 +74,7 @@ class Run(ReadHandler):
         fleet = self.site.fleet
         found = await fleet.runs.timeline(path[0], **query, content=self.shows_content)
         if not found.run.status.is_terminal:
-            store = (await fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+            store = await fleet.store()
             found = found.model_copy(update={"fleet_paused": await is_paused(store)})
         moves = found.run.status in (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
         if moves and not found.waits_for and (wait := await fleet.limits.wait_of(path[0])):
@@ -106,8 +112,8 @@ class OneBatch(ReadHandler):
         )
 
     async def _asks(self, batch_id: str) -> AskCount:
-        store = (await self.site.fleet._session.open()).store  # noqa: SLF001 - no part of the public client
-        return await self.site.asks.get(batch_id, partial(asks_of(store).count_of_batch, batch_id))
+        store = await self.site.fleet.store()
+        return await self.site.asks.get(batch_id, partial(store.approvals.count_of_batch, batch_id))
 
 
 class FleetState(ReadHandler):
@@ -119,7 +125,7 @@ class FleetState(ReadHandler):
     async def found(self, *_: str, **__: Any) -> FleetReport:
         """Return the fleet."""
         fleet = self.site.fleet
-        store = (await fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+        store = await fleet.store()
         servers = partial(asyncio.to_thread, _server_checks, store.settings)
         of_servers = await self.site.servers.get("", servers)
         read = await read_fleet(store)
@@ -136,8 +142,8 @@ class WorkersOf(ReadHandler):
 
     async def found(self, *_: str, **__: Any) -> WorkersReport:
         """Return the workers."""
-        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
-        found = await workers(client.store)
+        store = await self.site.fleet.store()
+        found = await workers(store)
         return WorkersReport(workers=tuple(found), checks=(versions(found), *stopping(found)))
 
 
@@ -182,8 +188,8 @@ class AuditOf(ReadHandler):
 
     async def found(self, *_: str, **query: Any) -> AuditPage:
         """Return the entries."""
-        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
-        found = await client.audit.newest(query.get("limit", 100))
+        store = await self.site.fleet.store()
+        found = await store.audit.newest(query.get("limit", 100))
         return AuditPage(entries=tuple(AuditEntry(**one) for one in found))
 
 

@@ -42,8 +42,8 @@ class TextOf(ApiHandler):
         return None
 
     async def _send(self, run_id: str, step: int, part: str) -> None:
-        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
-        text = await client.timelines.text(run_id, step, part)
+        store = await self.site.fleet.store()
+        text = await store.timelines.text(run_id, step, part)
         # Only names of texts that there are come so far.
         name = f"run-{run_id}-step-{step}-{part.replace(':', '-')}.txt"
         self.set_header("Content-Type", KIND)

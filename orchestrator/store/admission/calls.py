@@ -14,11 +14,9 @@ from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limit_settings import ENDED
-from stepfleet.orchestrator.store.admission.limit_use import state_of
-from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.admission.limits import ENDED, state_of
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.lua import run_script
 
 Operation = dict[str, Any]
@@ -186,13 +184,12 @@ class Grant:
         return None
 
 
-class AdmissionCalls:
+class AdmissionCalls(Gateway):
     """Requests grants of the script. `lease` is how long a grant holds without a renewal, in s."""
 
-    def __init__(self, connection: Connection, found: Keys, caller: str, lease: float) -> None:
-        self._connection = connection
-        self._keys = found
-        self._given = (caller, round(lease * 1000))
+    def __init__(self, opened: Opened, caller: str) -> None:
+        super().__init__(opened)
+        self._given = (caller, round(opened.settings.lease * 1000))
 
     async def call(self, operations: Sequence[Operation]) -> Answer:
         """Apply operations in their order, and admit who can be. Raises `StoreError`."""

@@ -6,11 +6,10 @@ The index has each one until its runs are created, so what a dead worker has beg
 from collections.abc import Sequence
 
 from stepfleet.orchestrator.records.batch import Manifest
-from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches, batch_id_of
 from stepfleet.orchestrator.store.batches.turns import Turns
-from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.records.codec import milliseconds
 
 LATER_MS = 60_000
@@ -25,15 +24,14 @@ def follow_up_id(batch_id: str, digest: str, level: int = 0) -> str:
     return batch_id_of(f"then:{batch_id}:{digest}" + (f":{level}" if level else ""))
 
 
-class FollowUpIndex:
+class FollowUpIndex(Gateway):
     """Reads and writes which batches follow others."""
 
-    def __init__(self, connection: Connection, keys_: Keys, batches: Batches) -> None:
-        self._connection = connection
-        self._keys = keys_
-        self._index = keys_.of(keys.FOLLOW_UPS)
+    def __init__(self, opened: Opened, batches: Batches) -> None:
+        super().__init__(opened)
+        self._index = opened.keys.of(keys.FOLLOW_UPS)
         self._batches = batches
-        self._turns = Turns(connection, TURN_MS)
+        self._turns = Turns(opened.connection, TURN_MS)
 
     async def register(self, manifest: Manifest) -> None:
         """Store a batch that follows another one; workers look at both soon, also once more."""

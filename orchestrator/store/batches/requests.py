@@ -21,7 +21,7 @@ from stepfleet.orchestrator.records.errors import ErrorInfo, cause_of
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.dispatch import Dispatch
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import load, run_script
 from stepfleet.orchestrator.store.pace import Pace
@@ -58,23 +58,14 @@ class Swept:
     held: int = 0
 
 
-class BatchRequests:
-    """Makes requests to batches, and sweeps. `grace` in seconds."""
+class BatchRequests(Gateway):
+    """Makes requests to batches, and sweeps."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        keys_: Keys,
-        dispatch: Dispatch,
-        batches: Batches,
-        grace: float,
-    ) -> None:
-        self._connection = connection
-        self._keys = keys_
-        self._sweeps = keys_.of(keys.SWEEPS)
-        self._dispatch = dispatch
+    def __init__(self, opened: Opened, batches: Batches) -> None:
+        super().__init__(opened)
+        self._sweeps = opened.keys.of(keys.SWEEPS)
         self._batches = batches
-        self._grace_ms = round(grace * 1000)
+        self._grace_ms = round(opened.settings.grace * 1000)
 
     async def ask(self, manifest: Manifest, word: str, token: str, fields: str = "") -> Request:
         """Put a request in force on all shards. Its repetition, by `token`, is the same one.

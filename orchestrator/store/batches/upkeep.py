@@ -12,12 +12,11 @@ import orjson
 
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.records.batch import Manifest, summed
-from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
-from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.records.codec import milliseconds
 
@@ -28,24 +27,16 @@ NEXT_LOOK_MS = 60_000
 log = logging.getLogger(__name__)
 
 
-class BatchUpkeep:
-    """Looks after batches as wholes. `retention`: seconds that ended runs stay."""
+class BatchUpkeep(Gateway):
+    """Looks after batches as wholes."""
 
     def __init__(
-        self,
-        connection: Connection,
-        keys_: Keys,
-        *,
-        retention: int,
-        requests: BatchRequests | None = None,
+        self, opened: Opened, batches: Batches, follow_ups: FollowUpIndex, requests: BatchRequests
     ) -> None:
-        self._requests = requests
-        self._connection = connection
-        self._keys = keys_
-        self._upkeep = keys_.of(keys.UPKEEP)
-        self._batches = Batches(connection, keys_, retention=retention)
-        self._follow_ups = FollowUpIndex(connection, keys_, self._batches)
-        self._retention_ms = retention * 1000
+        super().__init__(opened)
+        self._batches, self._follow_ups, self._requests = batches, follow_ups, requests
+        self._upkeep = opened.keys.of(keys.UPKEEP)
+        self._retention_ms = opened.settings.retention * 1000
 
     async def look(self, pause: float = LOOK_SECONDS) -> int:
         """Settle batches that may be over, unless another worker just did; return how many.
@@ -58,8 +49,6 @@ class BatchUpkeep:
         turn = ("SET", self._upkeep, "1", "NX", "PX", round(pause * 1000))
         if not await self._connection.execute(*turn):
             return 0
-        if not self._requests:
-            return await self.settle_all()
         settled, finished = await asyncio.gather(
             self.settle_all(), self._requests.go_on(), return_exceptions=True
         )

@@ -10,8 +10,8 @@ from pydantic import ConfigDict
 
 from stepfleet.orchestrator.protocol.outage import circuit_id
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.keys import CIRCUITS, Keys
+from stepfleet.orchestrator.store.gateway import Gateway
+from stepfleet.orchestrator.store.keys import CIRCUITS
 from stepfleet.orchestrator.store.lua import run_script
 
 LONGEST_PAUSE = 60.0
@@ -62,13 +62,8 @@ class ServiceOutage(Record):
         return f"{self.service} is out: {many} for it and go on by themselves ({reason})"
 
 
-class Circuits:
-    """Reads and changes the circuits of a fleet; `pause` seconds before the first probe."""
-
-    def __init__(self, connection: Connection, keys: Keys, pause: float = 2.0) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._pause = pause
+class Circuits(Gateway):
+    """Reads and changes the circuits of a fleet."""
 
     async def read(self) -> dict[str, Circuit]:
         """Return all circuits by their ids. Raises `StoreError`."""
@@ -109,7 +104,7 @@ class Circuits:
 
     async def open(self, name: str, reason: str) -> None:
         """Open the circuit of a service, or note that it still fails."""
-        first = round(self._pause * 1000)
+        first = round(self._settings.rescue_interval * 1000)
         await self.change("open", circuit_id(name), name, reason[:500], first)
 
     async def probe(self, of: str, jitter: float) -> bool:

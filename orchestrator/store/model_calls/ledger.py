@@ -23,8 +23,7 @@ from stepfleet.orchestrator.records.ledger import (
 )
 from stepfleet.orchestrator.records.steps import LoggedStep
 from stepfleet.orchestrator.records.usage import UsageStats, nano_usd
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.gateway import Gateway
 from stepfleet.orchestrator.store.lua import run_script
 
 EPOCH = date(1970, 1, 1)
@@ -119,12 +118,8 @@ def _whose(*parts: str) -> str:
     return orjson.dumps(parts).decode()
 
 
-class Ledger:
+class Ledger(Gateway):
     """Reads the ledger of one store."""
-
-    def __init__(self, connection: Connection, keys: Keys) -> None:
-        self._connection = connection
-        self._keys = keys
 
     async def today(self) -> date:
         """Return the day (UTC) by Redis's clock."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.caching.statistics import CacheStatistics, statistics_of
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.keys import NO_PREFIX, PREFIX, Keys
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.keys import PREFIX
 from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.records.codec import pairs
 
@@ -21,13 +21,13 @@ _SCRIPT = "cache"
 _KEY = re.compile(r"[0-9a-f]{64}")
 
 
-class CacheEntries:
-    """Reads, keeps and drops entries. `max_bytes` limits all of them together."""
+class CacheEntries(Gateway):
+    """Reads, keeps and drops entries; the setting `cache_bytes` limits all of them together."""
 
-    def __init__(self, connection: Connection, max_bytes: int, keys: Keys = NO_PREFIX) -> None:
-        self._connection = connection
-        self._max_bytes = max_bytes
-        self._parts = [keys.of(f"{PREFIX}:{{c{part:02d}}}:cache") for part in range(PARTS)]
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened)
+        self._max_bytes = opened.settings.cache_bytes
+        self._parts = [opened.keys.of(f"{PREFIX}:{{c{part:02d}}}:cache") for part in range(PARTS)]
 
     async def read(self, key: str, model: str) -> str | None:
         """Return an entry, or None; counts the read. Raises `StoreError` as the connection does."""

@@ -18,8 +18,7 @@ from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.fleet.unused_configs import forget_configs
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
@@ -108,7 +107,7 @@ async def tidied(url: str, prefix: str) -> int:
     """Forget old configurations, as workers do now and then; return how many were there."""
     opened = await open_store(load_settings(redis_url=url, prefix=prefix))
     try:
-        return await forget_configs(opened)
+        return await opened.configs.forget_unused(opened.settings.retention)
     finally:
         await opened.aclose()
 

@@ -19,8 +19,7 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
-from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, StepMessages
-from stepfleet.orchestrator.store.opening.opening import client_app
+from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, StepMessages, client_app
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]

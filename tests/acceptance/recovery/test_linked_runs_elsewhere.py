@@ -25,7 +25,6 @@ from stepfleet.orchestrator import AgentRunResult, AsyncFleet, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.client.blocking.fleet import Batch
 from stepfleet.orchestrator.records.run.summary import RunTree
-from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 FILE = Path(__file__).parents[1] / "agent_modules" / "linked_agents.py"
@@ -173,8 +172,8 @@ def _names(tree: RunTree) -> Iterator[str]:
 async def make_due(url: str) -> None:
     """Let the schedule be an hour old: one tick is to be made up."""
     async with AsyncFleet(url) as fleet:
-        store = (await fleet._session.open()).store
-        schedules = Schedules(store.connection, store.keys)
+        store = await fleet.store()
+        schedules = store.schedules
         view, now = await schedules.get(HOURLY), await schedules.now()
         earlier = view.schedule.model_copy(update={"created": now - timedelta(hours=1)})
         await schedules.change(earlier, now)

@@ -76,8 +76,8 @@ async def test_a_stored_result_and_the_scan_agree_on_the_cause(
 ) -> None:
     batch = await ended_in_each_way(fleet, desk, "a")
     results = [result async for result in batch.results(follow=False, failed=True)]
-    read = await batch._session.open()
-    scanned = await read.failed.read([result.run_id for result in results])
+    store = await fleet.store()
+    scanned = await store.runs.failed([result.run_id for result in results])
     seen = [counting.failure_of(result) for result in results]
     assert [one.model_copy(update={"limits": {}}) for one in scanned] == seen
     last = (await fleet.runs.result(run_id_of(batch.id, BROKEN))).last_error

@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-from support.runs.stored_runs import Bench, answered, failed, plain_agent
+from support.runs.stored_runs import Bench, answered, failed, plain_agent, with_settings
 
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.store import pace
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.lua import run_script
 
 AGENT = plain_agent()
@@ -100,9 +99,7 @@ async def test_one_worker_of_a_fleet_looks_after_batches(desk: Bench, fleet: Asy
     batch = await submitted(fleet, 1)
     await complete(desk, batch, 0)
     opened = desk.opened
-    looks = [
-        await BatchUpkeep(opened.connection, opened.keys, retention=60).look() for _ in range(3)
-    ]
+    looks = [await with_settings(opened, retention=60).upkeep.look() for _ in range(3)]
     assert looks == [1, 0, 0]
 
 

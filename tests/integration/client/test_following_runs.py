@@ -198,7 +198,7 @@ async def test_the_end_comes_behind_the_text_for_one_who_looked_just_before_it(
     watch = BehindTheRun(
         client.watch, lambda: execute("XADD", key, "*", "chunk", pairs(fields)["chunk"])
     )
-    following = Following(client.store, client.runs, watch)
+    following = Following(client.store, watch)
     seen = [one async for one in following.envelopes(run_id, 0, chunks=True)]
     assert [one["type"] for one in seen][-2:] == ["agent.stream.chunk", "agent.status"]
 

@@ -136,7 +136,7 @@ async def read_by_all(fleet: AsyncFleet, run_id: str) -> AgentRunResult:
     assert all(isinstance(json.loads(line), dict) for line in written)
     print_json(full(result))
     timeline = await fleet.runs.timeline(run_id)
-    texts = (await fleet._session.open()).timelines
+    texts = (await fleet.store()).timelines
     for step in timeline.steps:
         assert await texts.text(run_id, step.step, "step")
     print_json(timeline.to_dict())

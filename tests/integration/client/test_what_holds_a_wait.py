@@ -48,7 +48,7 @@ async def why(batch: AsyncBatch) -> str:
 
 async def reported(fleet: AsyncFleet, *agents: str) -> None:
     """Report a worker with these agents."""
-    store = (await fleet._session.open()).store
+    store = await fleet.store()
     seen = (await store.connection.now()).timestamp()
     report = {"seen": seen, "slots": 2, "agents": agents, "queues": [store.settings.queue]}
     key = store.keys.of(keys.WORKERS)

@@ -15,7 +15,7 @@ from stepfleet.orchestrator import Settings
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.redis_client.hiredis_io import exchange, pack_faster
 from stepfleet.orchestrator.redis_client.pool import RenewablePool
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.store import open_store
 
 
 @pytest.fixture

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 from support.runs.lapsed_leases import leases_run_out
-from support.runs.stored_runs import Bench, answered, called, plain_agent
+from support.runs.stored_runs import Bench, answered, called, plain_agent, with_settings
 
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.batches.requests import BatchRequests, pause_fleet
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.batches.requests import pause_fleet
 from stepfleet.worker.runtime.rescuer import Rescuer
 
 AGENT = plain_agent()
@@ -51,8 +51,8 @@ async def test_a_run_that_cannot_be_read_ends_with_a_cancel_that_comes_meanwhile
         batch = await fleet.submit_batch([{"input": "one"}], AGENT)
     run_id = run_id_of(batch.id, 0)
     await connection.execute("HSET", keys.run(run_id), "v", 9)
-    batches = Batches(connection, keys, retention=3600)
-    requests = BatchRequests(connection, keys, desk.opened.dispatch, batches, grace=5)
+    store = with_settings(desk.opened, retention=3600, grace=5)
+    batches, requests = store.batches, store.requests
     give_back = desk.steps._give_back
 
     async def cancelled_meanwhile(*given: Any) -> None:

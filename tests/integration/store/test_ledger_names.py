@@ -22,7 +22,7 @@ async def desk(redis_url: str) -> AsyncIterator[Bench]:
 
 
 def ledger_of(desk: Bench) -> Ledger:
-    return Ledger(desk.opened.connection, desk.opened.keys)
+    return desk.opened.ledger
 
 
 async def spend(desk: Bench, runs: int, tenant: str, batch: str = "b1") -> None:

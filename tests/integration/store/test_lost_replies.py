@@ -20,9 +20,8 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys, lua
 from stepfleet.orchestrator.store.admission.calls import GRANTED, Request, settling
-from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.fleet.quarantine import entry, keep_aside
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.store import open_store
 from stepfleet.orchestrator.tools.builtin.people import ask_person
 from stepfleet.worker.runtime.admission.gate import Gate
 
@@ -235,7 +234,7 @@ async def test_a_schedule_is_added_once_with_its_lines(
     lines = [{"id": "a", "input": "x"}]
     async with reply_lost(proxy, "add_schedule"):
         added = await fleet.schedules.add("s", lines, AGENT, cron="@daily")
-    store = Schedules(desk.opened.connection, desk.opened.keys)
+    store = desk.opened.schedules
     assert len(await store.rows(added.schedule)) == 1
     with pytest.raises(ConfigurationError, match="is there"):
         await fleet.schedules.add("s", lines, AGENT, cron="@daily")

@@ -143,7 +143,7 @@ async def test_runs_of_a_lost_flow_ask_once_more_in_a_fleet_that_is_never_idle(
 async def test_a_run_that_is_cancelled_leaves_its_line(desk: Bench) -> None:
     gate = Gate(desk.opened, "w1")
     await gate.settings.change(MODEL, {"in_flight": 1})
-    ticker = Ticker(desk.opened, desk.steps, gate, Leases(time.monotonic))
+    ticker = Ticker(desk.opened, gate, Leases(time.monotonic))
     cancelled, other = await desk.create(), await desk.create()
     for run_id in ("begun", cancelled, other):
         await gate.call(Request(StepHint(run_id, 0), *LINE).operation("ask"))
@@ -164,7 +164,7 @@ async def test_a_grant_is_renewed_while_its_step_is_held_here_and_no_longer(redi
     async with bench(redis_url, lease=1.0) as desk:
         gate, leases = Gate(desk.opened, "w1"), Leases(time.monotonic)
         await gate.settings.change(MODEL, {"in_flight": 1})
-        ticker = Ticker(desk.opened, desk.steps, gate, leases)
+        ticker = Ticker(desk.opened, gate, leases)
         await ticker.prepare()
         claim = await desk.claim(await desk.create())
         first = Request(claim.hint, "plain", "", (MODEL,), Amounts())

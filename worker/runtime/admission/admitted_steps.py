@@ -63,7 +63,7 @@ from stepfleet.orchestrator.store.admission.calls import (
     refunding,
     settling,
 )
-from stepfleet.orchestrator.store.admission.limit_use import short_of
+from stepfleet.orchestrator.store.admission.limits import short_of
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.leases.lease import Lease

@@ -12,22 +12,23 @@ from typing import Any
 
 from stepfleet.orchestrator.events.envelope import Event, channel_of, numbered
 from stepfleet.orchestrator.records import exact_json
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.keys import PREFIX, Keys
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.keys import PREFIX
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.records.codec import Fields, moment, pairs
-from stepfleet.orchestrator.store.records.events import load_events
+from stepfleet.orchestrator.store.records.codec import Fields, load_events, moment, pairs
 
 KEPT_SECONDS = 3600
 MOST_KEPT = 4000
+ON_SECONDS = 7 * 24 * 3600
+JOINED_AT_ONCE = 100
+"""Runs, and events of theirs, that one script call takes into a feed."""
+START = "0-0"
+SHARD_SECONDS = 5.0
+"""How long `switch_on` waits for a shard."""
 
 
-class Chunks:
+class Chunks(Gateway):
     """Writes and reads what runs send before their commits: chunks of text, and starts."""
-
-    def __init__(self, connection: Connection, keys: Keys) -> None:
-        self._connection = connection
-        self._keys = keys
 
     async def begin(self, run_id: str, step: int, *, anew: bool = True) -> int:
         """Return the number (from 1) of a new attempt at a step, or of the newest one."""
@@ -59,14 +60,6 @@ class Chunks:
 
     def _key(self, run_id: str) -> str:
         return f"{self._keys.run(run_id)}:chunks"
-
-
-ON_SECONDS = 7 * 24 * 3600
-JOINED_AT_ONCE = 100
-"""Runs, and events of theirs, that one script call takes into a feed."""
-START = "0-0"
-SHARD_SECONDS = 5.0
-"""How long `switch_on` waits for a shard."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,12 +98,11 @@ class Page:
     lost: int = 0
 
 
-class Feeds:
+class Feeds(Gateway):
     """Reads the feeds of all shards and keeps the places of outlets."""
 
-    def __init__(self, connection: Connection, keys: Keys) -> None:
-        self._connection = connection
-        self._keys = keys
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened)
         self._late: set[asyncio.Task[Any]] = set()
 
     async def switch_on(self) -> None:

@@ -2,21 +2,20 @@
 
 from typing import Any
 
-from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.records.codec import moment
 
 MOST_ENTRIES = 10_000
 LONGEST = 500
 
 
-class Audit:
+class Audit(Gateway):
     """Writes and reads the audit stream of one store."""
 
-    def __init__(self, connection: Connection, keys_: Keys) -> None:
-        self._connection = connection
-        self._key = keys_.of(keys.AUDIT)
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened)
+        self._key = opened.keys.of(keys.AUDIT)
 
     async def note(self, user: str, action: str, target: str, detail: str) -> None:
         """Add an entry; the oldest ones go. Raises `StoreError`."""
