@@ -45,47 +45,47 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
     from stepfleet.orchestrator.batches.failures import Failures as Failures
     from stepfleet.orchestrator.batches.files.tables.table import ResultTable as ResultTable
-    from stepfleet.orchestrator.client.batch import AsyncBatch as AsyncBatch
-    from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
-    from stepfleet.orchestrator.client.blocking.fleet import Batch as Batch
-    from stepfleet.orchestrator.client.blocking.fleet import Fleet as Fleet
-    from stepfleet.orchestrator.client.blocking.fleet import FleetApprovals as FleetApprovals
-    from stepfleet.orchestrator.client.blocking.fleet import FleetBatches as FleetBatches
-    from stepfleet.orchestrator.client.blocking.fleet import FleetCache as FleetCache
-    from stepfleet.orchestrator.client.blocking.fleet import FleetHistory as FleetHistory
-    from stepfleet.orchestrator.client.blocking.fleet import FleetLimits as FleetLimits
-    from stepfleet.orchestrator.client.blocking.fleet import FleetRuns as FleetRuns
-    from stepfleet.orchestrator.client.blocking.fleet import FleetSchedules as FleetSchedules
-    from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder as CheckpointFolder
-    from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint as load_checkpoint
-    from stepfleet.orchestrator.client.checkpoints.files import save_checkpoint as save_checkpoint
-    from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint as AgentCheckpoint
-    from stepfleet.orchestrator.client.fleet import AsyncFleet as AsyncFleet
-    from stepfleet.orchestrator.client.follow_ups import ThenOptions as ThenOptions
-    from stepfleet.orchestrator.client.history.comparison import RunComparison as RunComparison
-    from stepfleet.orchestrator.client.history.history import AsyncFleetHistory as AsyncFleetHistory
-    from stepfleet.orchestrator.client.history.history import RestoreOptions as RestoreOptions
-    from stepfleet.orchestrator.client.local import DebugStep as DebugStep
-    from stepfleet.orchestrator.client.operations.approvals import (
+    from stepfleet.orchestrator.client.approvals import (
         AsyncFleetApprovals as AsyncFleetApprovals,
     )
-    from stepfleet.orchestrator.client.operations.approvals import DecideOptions as DecideOptions
-    from stepfleet.orchestrator.client.operations.cache import AsyncFleetCache as AsyncFleetCache
-    from stepfleet.orchestrator.client.operations.costs import CostOptions as CostOptions
-    from stepfleet.orchestrator.client.operations.limits import AsyncFleetLimits as AsyncFleetLimits
-    from stepfleet.orchestrator.client.operations.schedules import (
-        AsyncFleetSchedules as AsyncFleetSchedules,
-    )
-    from stepfleet.orchestrator.client.operations.schedules import (
-        ScheduleOptions as ScheduleOptions,
-    )
+    from stepfleet.orchestrator.client.approvals import DecideOptions as DecideOptions
+    from stepfleet.orchestrator.client.batch import AsyncBatch as AsyncBatch
+    from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
+    from stepfleet.orchestrator.client.batch import ThenOptions as ThenOptions
+    from stepfleet.orchestrator.client.blocking import Batch as Batch
+    from stepfleet.orchestrator.client.blocking import Fleet as Fleet
+    from stepfleet.orchestrator.client.blocking import FleetApprovals as FleetApprovals
+    from stepfleet.orchestrator.client.blocking import FleetBatches as FleetBatches
+    from stepfleet.orchestrator.client.blocking import FleetCache as FleetCache
+    from stepfleet.orchestrator.client.blocking import FleetHistory as FleetHistory
+    from stepfleet.orchestrator.client.blocking import FleetLimits as FleetLimits
+    from stepfleet.orchestrator.client.blocking import FleetRuns as FleetRuns
+    from stepfleet.orchestrator.client.blocking import FleetSchedules as FleetSchedules
+    from stepfleet.orchestrator.client.cache import AsyncFleetCache as AsyncFleetCache
+    from stepfleet.orchestrator.client.checkpoints import AgentCheckpoint as AgentCheckpoint
+    from stepfleet.orchestrator.client.checkpoints import CheckpointFolder as CheckpointFolder
+    from stepfleet.orchestrator.client.checkpoints import load_checkpoint as load_checkpoint
+    from stepfleet.orchestrator.client.checkpoints import save_checkpoint as save_checkpoint
+    from stepfleet.orchestrator.client.comparison import RunComparison as RunComparison
+    from stepfleet.orchestrator.client.costs import CostOptions as CostOptions
+    from stepfleet.orchestrator.client.fleet import AsyncFleet as AsyncFleet
+    from stepfleet.orchestrator.client.history import AsyncFleetHistory as AsyncFleetHistory
+    from stepfleet.orchestrator.client.history import RestoreOptions as RestoreOptions
+    from stepfleet.orchestrator.client.inputs import BatchOptions as BatchOptions
+    from stepfleet.orchestrator.client.inputs import RunOptions as RunOptions
+    from stepfleet.orchestrator.client.inputs import SubmitOptions as SubmitOptions
+    from stepfleet.orchestrator.client.limits import AsyncFleetLimits as AsyncFleetLimits
+    from stepfleet.orchestrator.client.local import DebugStep as DebugStep
     from stepfleet.orchestrator.client.rendering import RunView as RunView
     from stepfleet.orchestrator.client.rendering import UIMessage as UIMessage
     from stepfleet.orchestrator.client.runs import AsyncFleetRuns as AsyncFleetRuns
-    from stepfleet.orchestrator.client.submission.inputs import BatchOptions as BatchOptions
-    from stepfleet.orchestrator.client.submission.inputs import RunOptions as RunOptions
-    from stepfleet.orchestrator.client.submission.inputs import SubmitOptions as SubmitOptions
-    from stepfleet.orchestrator.client.watching.conditions import RunConditions as RunConditions
+    from stepfleet.orchestrator.client.runs import RunConditions as RunConditions
+    from stepfleet.orchestrator.client.schedules import (
+        AsyncFleetSchedules as AsyncFleetSchedules,
+    )
+    from stepfleet.orchestrator.client.schedules import (
+        ScheduleOptions as ScheduleOptions,
+    )
     from stepfleet.orchestrator.continuation import ContinuationCriteria as ContinuationCriteria
     from stepfleet.orchestrator.continuation import when as when
     from stepfleet.orchestrator.continuation.error_policy import (
@@ -178,12 +178,12 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.usage import UsageStats as UsageStats
     from stepfleet.orchestrator.settings.settings import Settings as Settings
     from stepfleet.orchestrator.settings.signing import SigningKeys as SigningKeys
-    from stepfleet.orchestrator.store.admission.limits import BudgetUse as BudgetUse
-    from stepfleet.orchestrator.store.admission.limits import LimitState as LimitState
-    from stepfleet.orchestrator.store.admission.limits import LimitUse as LimitUse
-    from stepfleet.orchestrator.store.admission.limits import LimitWait as LimitWait
-    from stepfleet.orchestrator.store.admission.limits import LimitWaits as LimitWaits
     from stepfleet.orchestrator.store.fleet.overview import FleetOverview as FleetOverview
+    from stepfleet.orchestrator.store.limits import BudgetUse as BudgetUse
+    from stepfleet.orchestrator.store.limits import LimitState as LimitState
+    from stepfleet.orchestrator.store.limits import LimitUse as LimitUse
+    from stepfleet.orchestrator.store.limits import LimitWait as LimitWait
+    from stepfleet.orchestrator.store.limits import LimitWaits as LimitWaits
     from stepfleet.orchestrator.store.runs.control import ControlOutcome as ControlOutcome
     from stepfleet.orchestrator.store.runs.control import ControlResult as ControlResult
     from stepfleet.orchestrator.store.runs.reading import StoredRun as StoredRun

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.batches.plan import Draft
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.records.codec import MESSAGES
+from stepfleet.orchestrator.store.codec import MESSAGES
 
 READ_AT_ONCE = 50
 """Inputs in memory: each may have 1 MiB."""

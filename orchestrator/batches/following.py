@@ -25,9 +25,9 @@ from stepfleet.orchestrator.records.batch import FollowUp, Manifest
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.batches.follow_ups import follow_up_id
-from stepfleet.orchestrator.store.records.codec import MESSAGES, Fields
-from stepfleet.orchestrator.store.records.compression import unpacked
+from stepfleet.orchestrator.store.batches.upkeep import follow_up_id
+from stepfleet.orchestrator.store.codec import MESSAGES, Fields
+from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.runs.submission import NewRun
 from stepfleet.orchestrator.store.store import Store
 

@@ -14,24 +14,12 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.agents.overrides import stored_overrides
 from stepfleet.orchestrator.batches.files.source import Given
+from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
-from stepfleet.orchestrator.client.history.history import AsyncFleetHistory, checked_id
-from stepfleet.orchestrator.client.local import (
-    DebugOrder,
-    DebugSteps,
-    LocalFleet,
-    is_run_id,
-    private_fleet,
-    stepped,
-)
-from stepfleet.orchestrator.client.operations import costs as ledger
-from stepfleet.orchestrator.client.operations.approvals import AsyncFleetApprovals, DecideOptions
-from stepfleet.orchestrator.client.operations.cache import AsyncFleetCache
-from stepfleet.orchestrator.client.operations.limits import AsyncFleetLimits
-from stepfleet.orchestrator.client.operations.schedules import AsyncFleetSchedules
-from stepfleet.orchestrator.client.runs import AsyncFleetRuns
-from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
-from stepfleet.orchestrator.client.submission.inputs import (
+from stepfleet.orchestrator.client.cache import AsyncFleetCache
+from stepfleet.orchestrator.client.costs import CostOptions, Which, costs_of, lines_of_runs
+from stepfleet.orchestrator.client.history import AsyncFleetHistory, checked_id
+from stepfleet.orchestrator.client.inputs import (
     BatchOptions,
     Input,
     RunOptions,
@@ -41,6 +29,18 @@ from stepfleet.orchestrator.client.submission.inputs import (
     origin_of,
     placed,
 )
+from stepfleet.orchestrator.client.limits import AsyncFleetLimits
+from stepfleet.orchestrator.client.local import (
+    DebugOrder,
+    DebugSteps,
+    LocalFleet,
+    is_run_id,
+    private_fleet,
+    stepped,
+)
+from stepfleet.orchestrator.client.runs import AsyncFleetRuns
+from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules
+from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages
@@ -371,7 +371,7 @@ class AsyncFleet:
     async def costs(
         self,
         by: str | Sequence[str] = (),
-        **which: Unpack[ledger.CostOptions],
+        **which: Unpack[CostOptions],
     ) -> Costs:
         """Return what model calls have cost, by day, tenant, batch, agent, model or status.
 
@@ -380,12 +380,12 @@ class AsyncFleet:
         those of runs that are gone; of one `tenant` ('' for runs without one), `batch`, `agent`,
         `model` or `status`, if given. Raises `ConfigurationError`.
         """
-        return await ledger.costs_of(await self.store(), by, ledger.Which(**which))
+        return await costs_of(await self.store(), by, Which(**which))
 
     async def cost_lines(
         self,
         run_id: str | None = None,
-        **which: Unpack[ledger.CostOptions],
+        **which: Unpack[CostOptions],
     ) -> AsyncGenerator[CostLine, None]:
         """Yield the single model calls of one run, of a batch, or of all runs that are kept.
 
@@ -394,7 +394,7 @@ class AsyncFleet:
         `ConfigurationError` for an unknown run.
         """
         store = await self.store()
-        async for line in ledger.lines_of_runs(store, run_id, ledger.Which(**which)):
+        async for line in lines_of_runs(store, run_id, Which(**which)):
             yield line
 
     async def submit_batch(

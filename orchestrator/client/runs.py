@@ -3,14 +3,16 @@
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from enum import StrEnum
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from stepfleet.orchestrator.agents.keywords import RunOverrides
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures
 from stepfleet.orchestrator.batches.selection import Selection
-from stepfleet.orchestrator.client.control.control import CANCEL_NOTE
-from stepfleet.orchestrator.client.operations.approvals import AsyncFleetApprovals
+from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals
+from stepfleet.orchestrator.client.control import CANCEL_NOTE
 from stepfleet.orchestrator.client.rendering import (
     LiveMessages,
     Recorded,
@@ -20,21 +22,22 @@ from stepfleet.orchestrator.client.rendering import (
     view_of,
 )
 from stepfleet.orchestrator.client.session import Session
-from stepfleet.orchestrator.client.watching.conditions import RunConditions, run_filter
 from stepfleet.orchestrator.client.watching.follow import Steps
-from stepfleet.orchestrator.client.watching.late import begins_after, explained_when_late
+from stepfleet.orchestrator.client.watching.standstill import begins_after, explained_when_late
 from stepfleet.orchestrator.client.watching.watch import cancel_is_left
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
+from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.conversation.messages import Message
+from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline, RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import LONGEST_SECONDS
-from stepfleet.orchestrator.store.records.codec import MESSAGES
+from stepfleet.orchestrator.store.codec import EPOCH, MESSAGES
 from stepfleet.orchestrator.store.runs.control import ControlResult, Purge
-from stepfleet.orchestrator.store.runs.listing import MOST_IN_TREE, MOST_RUNS, Cursor
+from stepfleet.orchestrator.store.runs.listing import MOST_IN_TREE, MOST_RUNS, Cursor, RunFilter
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.orchestrator.store.runs.timeline import MOST_STEPS
 
@@ -46,6 +49,60 @@ _FAILED = ("failed", "stopped")
 _INPUT = "input:"
 _BATCHES = 5
 """The newest batches, which are searched for a line."""
+E = TypeVar("E", bound=StrEnum)
+LONGEST_CONDITION = 500
+
+
+class RunConditions(TypedDict, total=False):
+    """Which runs `fleet.runs.page` lists."""
+
+    status: Lifecycle | str | None
+    stop_reason: StopReason | str | None
+    agent: str | None
+    batch: str | None
+    where: str | None
+    tenant: str | None
+    parent: str | None
+    error: str | None
+    since: datetime | str | None
+
+
+def run_filter(which: RunConditions) -> RunFilter:
+    """Return the conditions but the batch. Raises `ConfigurationError` that names the field."""
+    texts = [("agent", which.get("agent")), ("tenant", which.get("tenant"))]
+    texts += [("parent", which.get("parent")), ("error", which.get("error"))]
+    for name, text in texts:
+        if text is not None and (len(text) > LONGEST_CONDITION or text != well_formed(text)):
+            msg = f"{name}: write at most {LONGEST_CONDITION} characters of valid text"
+            raise ConfigurationError(msg)
+    return RunFilter(
+        status=_one_of(Lifecycle, "status", which.get("status")),
+        stop_reason=_one_of(StopReason, "stop_reason", which.get("stop_reason")),
+        agent=which.get("agent"),
+        tenant=which.get("tenant"),
+        parent=which.get("parent"),
+        error=which.get("error"),
+        since=_time("since", which.get("since")),
+    )
+
+
+def _one_of(kind: type[E], field: str, name: str | None) -> E | None:
+    try:
+        return None if name is None else kind(name)
+    except ValueError:
+        msg = f"{field}: there is no {ascii(name)[:60]}; write one of {', '.join(kind)}"
+        raise ConfigurationError(msg) from None
+
+
+def _time(field: str, given: datetime | str | None) -> datetime | None:
+    """Return a time; one without a zone is UTC."""
+    try:
+        at = datetime.fromisoformat(given) if isinstance(given, str) else given
+        at = at.replace(tzinfo=UTC) if at and at.tzinfo is None else at
+        return max(at.astimezone(UTC), EPOCH) if at else None
+    except (ValueError, OverflowError):
+        msg = f"{field} is {ascii(given)[:60]}; write a time as 2026-11-23 or 2026-11-23T08:30Z"
+        raise ConfigurationError(msg) from None
 
 
 class AsyncFleetRuns:

@@ -13,13 +13,17 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.batches.submit import BatchSubmission
-from stepfleet.orchestrator.client.control.batch_retry import BatchRetry
-from stepfleet.orchestrator.client.control.control import RunControl
+from stepfleet.orchestrator.client.control import BatchRetry, RunControl
 from stepfleet.orchestrator.client.local import LocalFleet
 from stepfleet.orchestrator.client.watching.follow import Following
-from stepfleet.orchestrator.client.watching.held import held_batch, held_runs
-from stepfleet.orchestrator.client.watching.people import people_of_batch, people_of_runs
-from stepfleet.orchestrator.client.watching.standstill import Quiet, Standstill
+from stepfleet.orchestrator.client.watching.standstill import (
+    Quiet,
+    Standstill,
+    held_batch,
+    held_runs,
+    people_of_batch,
+    people_of_runs,
+)
 from stepfleet.orchestrator.client.watching.watch import RunWatch
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings

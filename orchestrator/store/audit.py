@@ -3,8 +3,8 @@
 from typing import Any
 
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.codec import moment
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.records.codec import moment
 
 MOST_ENTRIES = 10_000
 LONGEST = 500

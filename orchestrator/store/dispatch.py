@@ -1,4 +1,4 @@
-"""Task messages of steps: hints `(run_id, step)` under labels for people.
+"""Task messages of steps: hints `(run_id, step)` under labels for people, and their broker.
 
 Celery and kombu build the first message; all others are copies of it with other ids. A contract
 test compares them with those that `send_task` puts on the wire.

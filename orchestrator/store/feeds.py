@@ -1,4 +1,4 @@
-"""The feeds of a store: one per shard, pointing to events that are to be broadcast.
+"""Streamed text, and the feeds of a store: one per shard, pointing to events for broadcasts.
 
 Switched on by workers that broadcast; scripts then add a pointer behind each write of events.
 An outlet (one webhook, one pub/sub server) has its place in each feed, kept here as well, and
@@ -12,10 +12,10 @@ from typing import Any
 
 from stepfleet.orchestrator.events.envelope import Event, channel_of, numbered
 from stepfleet.orchestrator.records import exact_json
+from stepfleet.orchestrator.store.codec import Fields, load_events, moment, pairs
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.keys import PREFIX
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.records.codec import Fields, load_events, moment, pairs
 
 KEPT_SECONDS = 3600
 MOST_KEPT = 4000

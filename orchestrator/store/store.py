@@ -28,22 +28,21 @@ from stepfleet.orchestrator.redis_client.urls import (
 )
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.calls import AdmissionCalls
-from stepfleet.orchestrator.store.admission.limits import Limits
+from stepfleet.orchestrator.store.admission import AdmissionCalls
 from stepfleet.orchestrator.store.audit import Audit
 from stepfleet.orchestrator.store.batches.batches import Batches
-from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.batches.schedules import Schedules
-from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
+from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep, FollowUpIndex
+from stepfleet.orchestrator.store.circuits import Circuits
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.dispatch import SILENCE_SECONDS, Dispatch, client_app
 from stepfleet.orchestrator.store.feeds import Chunks, Feeds
 from stepfleet.orchestrator.store.gateway import Opened
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.model_calls.circuits import Circuits
-from stepfleet.orchestrator.store.model_calls.ledger import Ledger
-from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
+from stepfleet.orchestrator.store.ledger import Ledger
+from stepfleet.orchestrator.store.limits import Limits
+from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.control import Control, Purging
 from stepfleet.orchestrator.store.runs.links import Dependents, Links

@@ -37,8 +37,8 @@ from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import lua
-from stepfleet.orchestrator.store.admission.calls import basing
-from stepfleet.orchestrator.store.model_calls.ledger import EPOCH
+from stepfleet.orchestrator.store.admission import basing
+from stepfleet.orchestrator.store.ledger import EPOCH
 from stepfleet.worker import step
 from stepfleet.worker.attempt import made_calls
 from stepfleet.worker.models import Models

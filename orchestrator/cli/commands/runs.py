@@ -195,7 +195,7 @@ def restore(
     from uuid import uuid4
 
     from stepfleet.orchestrator.cli.views.history import create_run
-    from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint
+    from stepfleet.orchestrator.client.checkpoints import load_checkpoint
 
     saved = load_checkpoint(file)
     run_id = str(uuid4()) if as_new else None

@@ -21,8 +21,8 @@ from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, USAGE
 from stepfleet.orchestrator.cli.terminal.output import print_either
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
-from stepfleet.orchestrator.store.embedded.binary import find_server_binary
 from stepfleet.orchestrator.store.embedded.folder import Folder
+from stepfleet.orchestrator.store.embedded.server import find_server_binary
 from stepfleet.orchestrator.store.fleet.checks import (
     Check,
     FleetRead,

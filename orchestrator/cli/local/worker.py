@@ -15,9 +15,9 @@ from stepfleet.orchestrator.cli.setup.open_files import raise_open_files_limit
 from stepfleet.orchestrator.cli.setup.reaching import warn_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.embedded.admin_commands import Answer
-from stepfleet.orchestrator.store.embedded.admin_commands import ask as ask_private
 from stepfleet.orchestrator.store.embedded.folder import Folder
+from stepfleet.orchestrator.store.embedded.server import Answer
+from stepfleet.orchestrator.store.embedded.server import ask as ask_private
 
 
 def become_worker(options: WorkerOptions, data: Path) -> None:

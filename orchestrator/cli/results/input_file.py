@@ -18,7 +18,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.files.lines import format_of, read_object
 from stepfleet.orchestrator.batches.files.openai_format import plain_config
 from stepfleet.orchestrator.batches.files.source import BatchInput, InputFormat, open_input
-from stepfleet.orchestrator.client.submission.inputs import BatchOptions, Priority
+from stepfleet.orchestrator.client.inputs import BatchOptions, Priority
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import BATCH, own_limit
 from stepfleet.orchestrator.records import exact_json

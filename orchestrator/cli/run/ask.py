@@ -27,8 +27,8 @@ from stepfleet.orchestrator.cli.terminal.exit_codes import COMPLETED, INTERRUPTE
 from stepfleet.orchestrator.cli.terminal.format import shown
 from stepfleet.orchestrator.cli.terminal.output import notice, print_json
 from stepfleet.orchestrator.cli.views.approvals import call_and_commands, places_of
+from stepfleet.orchestrator.client.approvals import asks_below
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.client.operations.asks_below import asks_below
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.events.streamed_text import StreamedText
 from stepfleet.orchestrator.records import exact_json

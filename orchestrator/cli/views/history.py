@@ -12,9 +12,9 @@ from stepfleet.orchestrator.cli.setup.with_fleet import with_fleet
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown, usd
 from stepfleet.orchestrator.cli.terminal.output import notice, print_json, print_outcome
 from stepfleet.orchestrator.cli.views.control import overrides_of
-from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder, save_checkpoint
+from stepfleet.orchestrator.client.checkpoints import CheckpointFolder, save_checkpoint
+from stepfleet.orchestrator.client.comparison import RunComparison, RunFigures
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.client.history.comparison import RunComparison, RunFigures
 from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
 
 _CELL = 60

@@ -7,7 +7,7 @@ from rich.text import Text
 from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
 from stepfleet.orchestrator.limits.budgets import shown as number
 from stepfleet.orchestrator.limits.limit import Limit
-from stepfleet.orchestrator.store.admission.limits import BudgetUse, LimitUse, raised_by
+from stepfleet.orchestrator.store.limits import BudgetUse, LimitUse, raised_by
 
 _NAME = 60
 NONE = "no limits: stepfleet limits set openai:gpt-4o-mini requests_per_minute=3000"

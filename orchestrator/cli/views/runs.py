@@ -26,19 +26,19 @@ from stepfleet.orchestrator.cli.views.explain import (
     judged,
 )
 from stepfleet.orchestrator.cli.views.trace import trace
+from stepfleet.orchestrator.client.approvals import asks_below
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.client.operations.asks_below import asks_below
 from stepfleet.orchestrator.client.rendering import RunView
 from stepfleet.orchestrator.client.runs import inputs_of
-from stepfleet.orchestrator.client.watching.late import begins_after
+from stepfleet.orchestrator.client.watching.standstill import begins_after
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Outage
 from stepfleet.orchestrator.protocol.outage import circuit_id
 from stepfleet.orchestrator.records.calls.answers import Ask, Awaited, awaited_by
 from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.model_calls.circuits import ServiceOutage
-from stepfleet.orchestrator.store.records.codec import load_outage, moment
+from stepfleet.orchestrator.store.circuits import ServiceOutage
+from stepfleet.orchestrator.store.codec import load_outage, moment
 from stepfleet.orchestrator.store.runs.reading import StoredRun, next_attempt
 
 _READ = 10

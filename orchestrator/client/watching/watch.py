@@ -19,7 +19,7 @@ from stepfleet.orchestrator.client.watching.standstill import Quiet
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.records.codec import milliseconds
+from stepfleet.orchestrator.store.codec import milliseconds
 from stepfleet.orchestrator.store.store import Store
 
 SHORTEST_LOOK = 0.02

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from tornado import web
 
 from stepfleet.orchestrator.agents.overrides import named_overrides
-from stepfleet.orchestrator.client.watching.conditions import RunConditions
+from stepfleet.orchestrator.client.runs import RunConditions
 from stepfleet.orchestrator.dashboard.api.handling import (
     FIX,
     ApiHandler,

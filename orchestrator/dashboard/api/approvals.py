@@ -2,8 +2,7 @@
 
 from typing import Any, ClassVar
 
-from stepfleet.orchestrator.client.operations.approvals import KINDS, Which
-from stepfleet.orchestrator.client.operations.asks_below import asks_below
+from stepfleet.orchestrator.client.approvals import KINDS, Which, asks_below
 from stepfleet.orchestrator.dashboard.api.actions import MOST_REFUSED, ActionHandler
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, text, whole, words
 from stepfleet.orchestrator.dashboard.api.records import (

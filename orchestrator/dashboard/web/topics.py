@@ -12,8 +12,8 @@ from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.watching.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.events.streamed_text import StreamedText
-from stepfleet.orchestrator.store.admission.limits import VERSION
 from stepfleet.orchestrator.store.keys import LIMIT_SETTINGS, WORKERS
+from stepfleet.orchestrator.store.limits import VERSION
 from stepfleet.orchestrator.store.runs.listing import LISTS
 from stepfleet.orchestrator.store.store import Store
 

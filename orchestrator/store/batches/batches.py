@@ -12,9 +12,9 @@ from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError
 from stepfleet.orchestrator.records.batch import BatchProgress, Manifest, progress_of
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.codec import moment
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.lua import flat
-from stepfleet.orchestrator.store.records.codec import moment
 
 MOST_TIDIED = 5
 ROWS = 2_000

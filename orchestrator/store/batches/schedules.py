@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError, SerializationError
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, ScheduleView
 from stepfleet.orchestrator.records.text.validation import explain_invalid
-from stepfleet.orchestrator.store.batches.turns import Turns
-from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.codec import milliseconds, moment
+from stepfleet.orchestrator.store.gateway import Gateway, Opened, Turns
 from stepfleet.orchestrator.store.keys import (
     SCHEDULE_AGENTS,
     SCHEDULE_ROWS,
@@ -25,7 +25,6 @@ from stepfleet.orchestrator.store.keys import (
     SCHEDULES,
 )
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.records.codec import milliseconds, moment
 
 log = logging.getLogger(__name__)
 

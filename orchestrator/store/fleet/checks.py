@@ -1,4 +1,4 @@
-"""The checks of a fleet and its servers: each judges one fact, and names the fix. Pure.
+"""The checks of a fleet and its servers: each judges one fact, and names the fix.
 
 `stepfleet doctor` and the page of the fleet show the same ones.
 """
@@ -18,11 +18,6 @@ from stepfleet.orchestrator.records.schedule import ScheduleView
 from stepfleet.orchestrator.redis_client.urls import is_sentinel
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limits import (
-    RAISE,
-    LimitState,
-    raised_by,
-)
 from stepfleet.orchestrator.store.dispatch import celery_app
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen, overview
 from stepfleet.orchestrator.store.fleet.servers import (
@@ -34,6 +29,11 @@ from stepfleet.orchestrator.store.fleet.servers import (
     is_redis,
     redis_facts,
     sentinel_facts,
+)
+from stepfleet.orchestrator.store.limits import (
+    RAISE,
+    LimitState,
+    raised_by,
 )
 from stepfleet.orchestrator.store.store import Store
 

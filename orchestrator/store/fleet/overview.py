@@ -1,4 +1,4 @@
-"""Reads the state of the fleet: active runs, waiting messages, workers. Decides nothing."""
+"""Reads the state of the fleet, also in numbers for metrics: active runs, messages, workers."""
 
 import base64
 import binascii
@@ -18,9 +18,9 @@ from stepfleet.orchestrator.protocol.waiting import queues_in
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limits import LimitState
+from stepfleet.orchestrator.store.circuits import ServiceOutage
 from stepfleet.orchestrator.store.fleet.servers import ServerFacts, health_findings, server_info
-from stepfleet.orchestrator.store.model_calls.circuits import ServiceOutage
+from stepfleet.orchestrator.store.limits import LimitState
 from stepfleet.orchestrator.store.store import Store
 
 REPORT_SCHEMA = 2

@@ -17,9 +17,9 @@ from stepfleet.orchestrator.records.calls.answers import Answer, Ask, AskCount, 
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import TERMINAL, HandOff
+from stepfleet.orchestrator.store.codec import moment
+from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.records.codec import moment
-from stepfleet.orchestrator.store.records.compression import unpacked
 from stepfleet.orchestrator.store.runs.submission import call_at
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
 

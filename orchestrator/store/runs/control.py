@@ -1,4 +1,7 @@
-"""Cancel, pause, resume, retry: scripts on a run's header, each the point where it happens."""
+"""Cancel, pause, resume, retry: scripts on a run's header, each the point where it happens.
+
+Ended runs are purged here, too, before their retention is over.
+"""
 
 import asyncio
 import secrets
@@ -21,12 +24,7 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys as names
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import cancel_fields
-from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import RunScripts, ScriptCall, detail_of
-from stepfleet.orchestrator.store.model_calls.ledger import Payer, lines_of
-from stepfleet.orchestrator.store.pace import Pace
-from stepfleet.orchestrator.store.records.codec import (
+from stepfleet.orchestrator.store.codec import (
     MESSAGES,
     log_end,
     milliseconds,
@@ -35,6 +33,11 @@ from stepfleet.orchestrator.store.records.codec import (
     stored_events,
     stored_loss,
 )
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.ledger import Payer, lines_of
+from stepfleet.orchestrator.store.lua import RunScripts, ScriptCall, detail_of
+from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.runs.reading import StoredRun, unknown_run
 from stepfleet.orchestrator.store.runs.steps import ending
 

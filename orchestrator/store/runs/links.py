@@ -1,4 +1,4 @@
-"""Links between runs: who waits for a run's end, and which runs a request to it is to reach.
+"""Links between runs: who waits for whose end, and which runs a request is to reach.
 
 A run that has ended, or is paused, stays in `due` while it owes something; what is done twice
 changes nothing.
@@ -14,9 +14,9 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint, waits_in
 from stepfleet.orchestrator.records.calls.answers import After, Awaited
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.store.codec import MESSAGES, Fields, duration, milliseconds
 from stepfleet.orchestrator.store.gateway import Gateway
 from stepfleet.orchestrator.store.pace import Pace
-from stepfleet.orchestrator.store.records.codec import MESSAGES, Fields, duration, milliseconds
 from stepfleet.orchestrator.store.runs.reading import unknown_run
 from stepfleet.orchestrator.store.runs.submission import address_of, call_at
 

@@ -1,4 +1,4 @@
-"""Lists runs, the newest first, from the lists of each shard; never by scanning all runs.
+"""Lists runs, the newest first, from the lists of each shard; and the tree below a run.
 
 A shard has a list of runs per status, and per stop reason of those that have ended, in the order of
 their creation. Scripts keep them with the run's own records. Other conditions are held against the
@@ -25,10 +25,10 @@ from stepfleet.orchestrator.records.run.summary import RunPage, RunSummary, RunT
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
+from stepfleet.orchestrator.store.compression import unpacked_within
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.records.codec import Fields, milliseconds, moment
-from stepfleet.orchestrator.store.records.compression import unpacked_within
 from stepfleet.orchestrator.store.runs.links import Links
 from stepfleet.orchestrator.store.runs.reading import unknown_run
 

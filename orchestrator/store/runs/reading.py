@@ -33,8 +33,7 @@ from stepfleet.orchestrator.records.run.results import (
 )
 from stepfleet.orchestrator.records.state import NOT_COMPLETED, AgentState, Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep, RunAgent, StepResult, by_agents
-from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.records.codec import (
+from stepfleet.orchestrator.store.codec import (
     MESSAGES,
     Fields,
     check_version,
@@ -52,6 +51,7 @@ from stepfleet.orchestrator.store.records.codec import (
     moment,
     stored_agent,
 )
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 
 STEPS = 500
 """Steps of many runs' logs that are in memory at once, unless one run has more."""

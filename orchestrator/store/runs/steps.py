@@ -1,4 +1,4 @@
-"""Claim, journal, commit: the scripts of a step, bound to records."""
+"""Claim, journal, commit: the scripts of a step, bound to records; deaths of its processes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -32,10 +32,7 @@ from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import SHORTENED
 from stepfleet.orchestrator.records.usage import nano_usd
-from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.lua import RunScripts, detail_of, load
-from stepfleet.orchestrator.store.model_calls.ledger import Payer, default_priced, lines_of
-from stepfleet.orchestrator.store.records.codec import (
+from stepfleet.orchestrator.store.codec import (
     Fields,
     duration,
     load_history,
@@ -60,6 +57,9 @@ from stepfleet.orchestrator.store.records.codec import (
     stored_step,
     writing,
 )
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.ledger import Payer, default_priced, lines_of
+from stepfleet.orchestrator.store.lua import RunScripts, detail_of, load
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
 
 _COMPLETE = 6

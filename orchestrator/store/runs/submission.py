@@ -24,17 +24,17 @@ from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.facts import RunOrigin
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
-from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.lua import ScriptCall, flat, run_script
-from stepfleet.orchestrator.store.pace import Pace
-from stepfleet.orchestrator.store.records.codec import (
+from stepfleet.orchestrator.store.codec import (
     MESSAGES,
     log_end,
     status_event,
     stored_events,
     stored_model,
 )
-from stepfleet.orchestrator.store.records.compression import unpacked
+from stepfleet.orchestrator.store.compression import unpacked
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.lua import ScriptCall, flat, run_script
+from stepfleet.orchestrator.store.pace import Pace
 
 PAGE_FIELDS, PAGE_BYTES = 400, 256 * 1024
 """The part of a log that one script writes, while Redis serves nobody else; the rest is staged."""

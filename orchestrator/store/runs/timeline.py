@@ -24,15 +24,15 @@ from stepfleet.orchestrator.records.run.summary import (
 )
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import HandedOver, LoggedStep, StepResult
-from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.records.codec import (
+from stepfleet.orchestrator.store.codec import (
     MESSAGES,
     load_lost,
     load_lost_use,
     load_outage,
     moment,
 )
-from stepfleet.orchestrator.store.records.compression import unpacked_within
+from stepfleet.orchestrator.store.compression import unpacked_within
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.runs.listing import RunLists
 from stepfleet.orchestrator.store.runs.reading import next_attempt, unknown_run
 

@@ -28,10 +28,7 @@ from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.store.dispatch import CallTask, call_label
-from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.lua import detail_of
-from stepfleet.orchestrator.store.records.codec import (
+from stepfleet.orchestrator.store.codec import (
     Fields,
     duration,
     milliseconds,
@@ -41,7 +38,10 @@ from stepfleet.orchestrator.store.records.codec import (
     stored_loss,
     stored_losses,
 )
-from stepfleet.orchestrator.store.records.compression import unpacked
+from stepfleet.orchestrator.store.compression import unpacked
+from stepfleet.orchestrator.store.dispatch import CallTask, call_label
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.lua import detail_of
 
 
 class ToolCalls(Gateway):

@@ -23,7 +23,7 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import AgentRunResult, AsyncFleet, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.client.blocking.fleet import Batch
+from stepfleet.orchestrator.client.blocking import Batch
 from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 

@@ -12,7 +12,7 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet, RunStatus
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.model_calls.circuits import ServiceOutage
+from stepfleet.orchestrator.store.circuits import ServiceOutage
 from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.runtime.circuits import PROBES
 from stepfleet.worker.testing import ModelServer, Reply

@@ -14,7 +14,7 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Batch, Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.store.admission.limits import BudgetUse
+from stepfleet.orchestrator.store.limits import BudgetUse
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
 from stepfleet.worker.testing.scenario.latency import name_of
 

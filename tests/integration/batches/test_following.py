@@ -19,7 +19,7 @@ from stepfleet.orchestrator import Agent, AsyncBatch, AsyncFleet, ConfigurationE
 from stepfleet.orchestrator.batches.following import Following
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.store.batches.batches import Batches
-from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
+from stepfleet.orchestrator.store.batches.upkeep import FollowUpIndex
 from stepfleet.orchestrator.store.keys import FOLLOW_UPS
 from stepfleet.worker.runtime import background
 
@@ -193,7 +193,7 @@ async def test_a_submission_goes_on_where_a_dead_worker_left_it(
     fleet: AsyncFleet, desk: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepfleet.orchestrator.batches.following.ROWS", 4)
-    monkeypatch.setattr("stepfleet.orchestrator.store.batches.follow_ups.TURN_MS", 600_000)
+    monkeypatch.setattr("stepfleet.orchestrator.store.batches.upkeep.TURN_MS", 600_000)
     first = await fleet.submit_batch(lines(20), AGENT)
     second = await first.then(EDITOR, "{outputs}", page=2)
     await do(desk, first.run_ids())

@@ -13,10 +13,10 @@ from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.batches.scheduling import Scheduling
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.schedules import TURN_MS, Schedules
+from stepfleet.orchestrator.store.codec import milliseconds, moment
 from stepfleet.orchestrator.store.fleet.checks import fleet_checks, read_fleet
 from stepfleet.orchestrator.store.fleet.overview import fleet_figures
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS, SCHEDULES, USED
-from stepfleet.orchestrator.store.records.codec import milliseconds, moment
 from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 
 LINES = [{"id": f"{n}", "input": "x"} for n in range(3)]

@@ -35,7 +35,7 @@ from stepfleet.orchestrator.events.envelope import Event, channel_of
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.records.codec import pairs
+from stepfleet.orchestrator.store.codec import pairs
 from stepfleet.worker.events.text_chunks import ChunkSender, LiveStep
 from stepfleet.worker.runtime.inline import InlineWorker
 

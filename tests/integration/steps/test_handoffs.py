@@ -14,7 +14,7 @@ from support.runs.stored_runs import Bench, bench
 from stepfleet.orchestrator import Agent, ErrorPolicy, tool
 from stepfleet.orchestrator.agents.agent import with_sub_agents
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.client.control.control import RunControl
+from stepfleet.orchestrator.client.control import RunControl
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.store.runs.control import ControlOutcome
 from stepfleet.worker.agents.local import LocalAgents

@@ -17,7 +17,7 @@ from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.outage import circuit_id
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.records.errors import ModelErrorCode
-from stepfleet.orchestrator.store.model_calls.circuits import Circuits
+from stepfleet.orchestrator.store.circuits import Circuits
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.circuits import CircuitBreaker
 

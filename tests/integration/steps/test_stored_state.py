@@ -194,14 +194,13 @@ async def test_a_state_that_is_rebuilt_from_the_log_equals_the_stored_one(redis_
 def test_a_conversation_changes_in_one_place() -> None:
     """STATE-07: the fold over the log adds messages; what else names them reads or starts anew."""
     places = {
-        "orchestrator/client/checkpoints/capture.py": "a checkpoint's parts, each fact once",
-        "orchestrator/client/checkpoints/record.py": "those parts joined again",
+        "orchestrator/client/checkpoints.py": "a checkpoint's parts, each fact once; joined again",
         "orchestrator/protocol/fold.py": "adds what a step added",
         "orchestrator/protocol/serialization/slim.py": "reads a snapshot's messages",
         "orchestrator/store/runs/reading.py": "reads the end of a conversation from its log",
         "orchestrator/protocol/revision.py": "starts the fold with no messages",
         "orchestrator/records/state.py": "`with_message`, and the reset to the system prompt",
-        "orchestrator/store/records/codec.py": "reads a conversation from its log",
+        "orchestrator/store/codec.py": "reads a conversation from its log",
         "worker/attempt/fallback.py": "a pruned copy of one request",
         "worker/models/http_model.py": "a copy of one request",
         "orchestrator/agents/answers/contract.py": "a copy of one request",

@@ -8,7 +8,7 @@ from support.runs.stored_runs import Bench, answered, bench, plain_agent
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.records.ledger import LedgerRow
-from stepfleet.orchestrator.store.model_calls.ledger import EPOCH, Ledger
+from stepfleet.orchestrator.store.ledger import EPOCH, Ledger
 from stepfleet.worker.runtime.admission.baselines import Baselines
 
 DAYS = 90

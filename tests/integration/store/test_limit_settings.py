@@ -8,12 +8,12 @@ from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import ConfigurationError, Limit, StoreError
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limits import (
+from stepfleet.orchestrator.store.keys import NO_PREFIX
+from stepfleet.orchestrator.store.limits import (
     SETTLED_MS,
     SUBMITTED,
     Limits,
 )
-from stepfleet.orchestrator.store.keys import NO_PREFIX
 
 MODEL = "openai:m"
 SETTINGS = NO_PREFIX.of(keys.LIMIT_SETTINGS)

@@ -19,7 +19,7 @@ from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys, lua
-from stepfleet.orchestrator.store.admission.calls import GRANTED, Request, settling
+from stepfleet.orchestrator.store.admission import GRANTED, Request, settling
 from stepfleet.orchestrator.store.fleet.quarantine import entry, keep_aside
 from stepfleet.orchestrator.store.store import open_store
 from stepfleet.orchestrator.tools.builtin.people import ask_person

@@ -15,8 +15,8 @@ from stepfleet.orchestrator.protocol.claim import Claim, Refused, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
+from stepfleet.orchestrator.store.compression import LARGEST, packed
 from stepfleet.orchestrator.store.feeds import FeedPosition
-from stepfleet.orchestrator.store.records.compression import LARGEST, packed
 
 PARTS = ("", ":log", ":outcomes", ":events", ":journal", ":lost")
 

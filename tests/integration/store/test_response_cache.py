@@ -33,7 +33,7 @@ from stepfleet.orchestrator.errors import ModelError, StrategyError
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.model_calls.response_cache import PARTS, CacheEntries
+from stepfleet.orchestrator.store.response_cache import PARTS, CacheEntries
 from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.agents import response_cache
 from stepfleet.worker.agents.local import LocalAgent, LocalAgents

@@ -8,7 +8,7 @@ import pytest
 from support.runs.stored_runs import Bench, answered, failed
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Lifecycle, RunPage
-from stepfleet.orchestrator.client.watching.conditions import LONGEST_CONDITION
+from stepfleet.orchestrator.client.runs import LONGEST_CONDITION
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.facts import end_state
 from stepfleet.orchestrator.store.batches.batches import run_id_of

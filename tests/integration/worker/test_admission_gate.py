@@ -15,7 +15,7 @@ from stepfleet.orchestrator.limits.limit import names_of
 from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Wait
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.calls import (
+from stepfleet.orchestrator.store.admission import (
     DONE,
     GRANTED,
     TICK,
@@ -25,7 +25,7 @@ from stepfleet.orchestrator.store.admission.calls import (
     refunding,
     settling,
 )
-from stepfleet.orchestrator.store.records.codec import milliseconds
+from stepfleet.orchestrator.store.codec import milliseconds
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate

@@ -18,7 +18,7 @@ from support.runs.stored_runs import Bench, bench, with_settings
 from support.servers.redis_cluster import RedisCluster
 
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
-from stepfleet.orchestrator.store.model_calls.circuits import Circuits
+from stepfleet.orchestrator.store.circuits import Circuits
 from stepfleet.orchestrator.store.pace import Pace
 from stepfleet.orchestrator.store.runs.steps import IsolationMarks
 from stepfleet.worker.runtime.rescuer import Rescuer

@@ -36,7 +36,7 @@ EXTRAS_OF_ROOMS = {
     "orchestrator/models/pricing/known.py": {"worker"},
     "orchestrator/models/signing.py": {"bedrock"},
     "orchestrator/cli/flower.py": {"flower"},
-    "orchestrator/store/embedded/binary.py": {"local"},
+    "orchestrator/store/embedded/server.py": {"local"},
 }
 
 

@@ -3,7 +3,6 @@ from datetime import UTC, datetime, timedelta
 
 from stepfleet.orchestrator import Ask
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleView
-from stepfleet.orchestrator.store.admission.limits import LimitState
 from stepfleet.orchestrator.store.fleet import checks
 from stepfleet.orchestrator.store.fleet.checks import State
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
@@ -14,6 +13,7 @@ from stepfleet.orchestrator.store.fleet.servers import (
     version_of,
     warnings,
 )
+from stepfleet.orchestrator.store.limits import LimitState
 
 SOUND = ServerFacts("7.0.15", append_only=True, eviction="noeviction")
 STORE = RedisFacts(SOUND, shards=16, quarantined=0)

@@ -52,7 +52,7 @@ from stepfleet.orchestrator.records.memory_window import Remembered, Summary
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.usage import UsageStats
-from stepfleet.orchestrator.store.admission.calls import (
+from stepfleet.orchestrator.store.admission import (
     GRANTED,
     WAITS,
     Grant,
@@ -63,7 +63,7 @@ from stepfleet.orchestrator.store.admission.calls import (
     refunding,
     settling,
 )
-from stepfleet.orchestrator.store.admission.limits import short_of
+from stepfleet.orchestrator.store.limits import short_of
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.leases.lease import Lease

@@ -25,7 +25,7 @@ from stepfleet.orchestrator.limits.limit import (
 )
 from stepfleet.orchestrator.models.rate_headers import standings
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.store.admission.calls import (
+from stepfleet.orchestrator.store.admission import (
     FAILED,
     PAUSED,
     Answer,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepfleet.orchestrator.models.rate_headers import Standing
-from stepfleet.orchestrator.store.admission.calls import Operation
+from stepfleet.orchestrator.store.admission import Operation
 from stepfleet.worker.runtime.admission.ramp import Ramp
 
 WINDOW = 10.0

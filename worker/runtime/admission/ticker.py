@@ -10,7 +10,7 @@ import random
 import time
 
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.calls import DONE, TICK, refunding, renewing
+from stepfleet.orchestrator.store.admission import DONE, TICK, refunding, renewing
 from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE

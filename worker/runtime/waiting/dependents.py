@@ -17,8 +17,8 @@ from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.records.codec import Fields
-from stepfleet.orchestrator.store.records.compression import unpacked
+from stepfleet.orchestrator.store.codec import Fields
+from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.runs.links import (
     ENDED,
     FULL,

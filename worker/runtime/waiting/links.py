@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pydantic_core import to_jsonable_python
 
-from stepfleet.orchestrator.client.control.control import RunControl
+from stepfleet.orchestrator.client.control import RunControl
 from stepfleet.orchestrator.errors import (
     AgentException,
     ConfigurationError,

@@ -32,7 +32,7 @@ from stepfleet.orchestrator.records.steps import (
     for_its_agent,
 )
 from stepfleet.orchestrator.records.usage import NANO, LostUse, Spent
-from stepfleet.orchestrator.store.records.compression import packed, unpacked
+from stepfleet.orchestrator.store.compression import packed, unpacked
 
 Fields = dict[str, str]
 READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})

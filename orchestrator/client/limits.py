@@ -5,7 +5,7 @@ from typing import Any
 
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.limits.limit import Limit
-from stepfleet.orchestrator.store.admission.limits import (
+from stepfleet.orchestrator.store.limits import (
     Limits,
     LimitUse,
     LimitWait,

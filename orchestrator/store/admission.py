@@ -15,8 +15,8 @@ from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limits import ENDED, state_of
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.limits import ENDED, state_of
 from stepfleet.orchestrator.store.lua import run_script
 
 Operation = dict[str, Any]

@@ -1,26 +1,29 @@
-"""Calls that wait for people, as a client sees them: listed, decided, answered."""
+"""Calls that wait for people, as a client sees them: listed, decided, answered, or why not."""
 
 import getpass
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from datetime import datetime
+from itertools import islice
 from typing import Any, TypedDict, Unpack
 
-from stepfleet.orchestrator.client.operations.undecided import why_undecided
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.protocol.waiting import Arrived
+from stepfleet.orchestrator.protocol.waiting import Arrived, waits_in
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.calls.answers import (
     Answer,
     Ask,
     AskCount,
     AskPage,
+    Awaited,
     Decided,
     Decision,
 )
+from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.store.pace import in_groups
 from stepfleet.orchestrator.store.runs.asks import Asks, Waits
+from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 LONGEST_TEXT = 16_000
 """Characters of an answer, and of a reason."""
@@ -38,6 +41,12 @@ _DECISION: dict[str, tuple[type, ...]] = {
 
 KINDS = ("approval", "question")
 """What a call waits for."""
+_CALLS = 20
+"""Calls that are named."""
+_LONGEST = 300
+"""Characters of a decision with its reason."""
+_RUNS = 10
+"""Runs that are looked at: a command for each."""
 
 
 class Which(TypedDict, total=False):
@@ -276,3 +285,86 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # no such user in this container
         return "unknown"
+
+
+def why_undecided(
+    run: StoredRun,
+    asks: Sequence[Ask],
+    made: Mapping[int, Decision],
+    call: int | None,
+    kind: str | None,
+) -> str:
+    """Return why none of a run's calls is decided, with the command that fits.
+
+    `asks` are its calls that wait, `made` the decisions in its open step by the calls' places,
+    `call` and `kind` what was meant.
+    """
+    run_id = run.run_id
+    if call is not None and call in made:
+        return f"call {call} of run {run_id} was {_cut(made[call])}"
+    if asks:
+        return _others_wait(run_id, asks, call, kind)
+    if run.state.status.is_terminal:
+        return f"run {run_id} has ended ({run.state.status}){_newest(run)}"
+    if made:
+        done = "; ".join(f"call {at} was {_cut(one)}" for at, one in list(made.items())[:_CALLS])
+        return f"run {run_id} waits for no other decision: {done}"
+    return _waits_for_no_person(run)
+
+
+def _waits_for_no_person(run: StoredRun) -> str:
+    """Return what a run waits for that waits for no person."""
+    explain = f"stepfleet explain {run.run_id}"
+    if "after" in run.header and run.header["step"] == "0":
+        return f"run {run.run_id} has not begun, it waits for other runs: {explain}"
+    waits = waits_in(run.header.get("waiting", ""), run.header["step"])
+    if any(one.queue == Awaited.RUN for one in waits):
+        return f"run {run.run_id} waits for its sub-agents' runs; what these wait for: {explain}"
+    return f"run {run.run_id} waits for no decision ({run.state.status}){_newest(run)}"
+
+
+def _others_wait(run_id: str, asks: Sequence[Ask], call: int | None, kind: str | None) -> str:
+    """Return which calls wait: of another kind, or others than were meant."""
+    deny = f"or stepfleet deny {run_id}"
+    is_other_kind = call is None and all(one.kind != kind for one in asks)
+    if is_other_kind and kind == "approval":
+        return f"run {run_id} asks a question: stepfleet answer {run_id} TEXT, {deny}"
+    if is_other_kind and kind == "question":
+        tools = ", ".join(sorted({one.tool for one in asks})[:_CALLS])
+        approve = f"stepfleet approve {run_id}, {deny}"
+        return f"run {run_id} asks no question, it waits for an approval of {tools}: {approve}"
+    places = ", ".join(f"{one.index} ({one.kind}, {one.tool})" for one in asks[:_CALLS])
+    return f"run {run_id} does not wait for that call, but for: {places}"
+
+
+def _newest(run: StoredRun) -> str:
+    """Return the newest decision in a run's log, if there is one."""
+    calls = (call for step in reversed(run.log) for call in reversed(step.result.tool_calls))
+    newest = next((call for call in calls if call.decision), None)
+    if newest is None or newest.decision is None:
+        return ""
+    return f"; its call of {newest.tool_name} was {_cut(newest.decision)}"
+
+
+def _cut(decision: Decision) -> str:
+    return str(decision)[:_LONGEST]
+
+
+async def asks_below(tree: RunTree, approvals: AsyncFleetApprovals) -> tuple[Ask, ...]:
+    """Return the calls that wait for people in the runs below, of the first ten open ones.
+
+    A run with open runs below it waits for these.
+    """
+    found: list[Ask] = []
+    for one in islice(_last_open(tree), _RUNS):
+        found += await approvals.of_run(one)
+    return tuple(found)
+
+
+def _last_open(tree: RunTree) -> Iterator[str]:
+    """Yield the runs below that have not ended, and have no such run below themselves."""
+    for one in tree.below:
+        if one.run.status.is_terminal:
+            continue
+        below = list(_last_open(one))
+        yield from below or [one.run.run_id]

@@ -10,10 +10,10 @@ from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.caching.statistics import CacheStatistics, statistics_of
+from stepfleet.orchestrator.store.codec import pairs
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.keys import PREFIX
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.records.codec import pairs
 
 PARTS = 16
 PAGE = 500

@@ -3,7 +3,7 @@
 from stepfleet.orchestrator.client.session import Session
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.caching.statistics import CacheStatistics
-from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
+from stepfleet.orchestrator.store.response_cache import CacheEntries
 
 
 class AsyncFleetCache:

@@ -14,8 +14,8 @@ from stepfleet.orchestrator.batches.scheduling import PAUSED_LOOK, Scheduling
 from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.batches.ticks import check_times, due, tick_id
 from stepfleet.orchestrator.client.batch import AsyncBatch
+from stepfleet.orchestrator.client.inputs import BatchOptions, batch_order
 from stepfleet.orchestrator.client.session import Client, Session
-from stepfleet.orchestrator.client.submission.inputs import BatchOptions, batch_order
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.schedule import Missed, Overlap, Schedule, ScheduleView
 from stepfleet.orchestrator.store.batches.schedules import Schedules

@@ -25,8 +25,8 @@ from stepfleet.orchestrator.records.run.facts import OriginKind
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.usage import UsageStats, nano_usd
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.model_calls.ledger import calls_of, day_of
-from stepfleet.orchestrator.store.records.codec import moment
+from stepfleet.orchestrator.store.codec import moment
+from stepfleet.orchestrator.store.ledger import calls_of, day_of
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.orchestrator.store.store import Store
 
