@@ -31,6 +31,7 @@ from processes import redis_server, until
 from reports import Column, Report, begin, finish, parser, show
 
 from stepfleet.orchestrator import Agent, AsyncFleet, Message
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
@@ -57,7 +58,7 @@ async def fill(url: str, count: int) -> str:
     agent = Agent("clerk", model="openai:none")
     async with AsyncFleet(url) as fleet:
         batch = await fleet.submit_batch([{"id": "0", "input": "x"}], agent=agent)
-        store = await fleet.store()
+        store = await store_of(fleet)
         execute, keys = store.connection.execute_all, store.keys
         for first in range(1, count, AT_ONCE):
             rows = range(first, min(first + AT_ONCE, count))

@@ -143,39 +143,31 @@ class AsyncFleet:
         """Leave the connection to the process that made it, and return it; for a forked child."""
         return self._session.forget()
 
-    async def store(self) -> Store:
-        """Return the open store, for what the fleet has no method of its own for.
-
-        The dashboard uses it; its methods may change with every release. Raises `StoreError` or
-        `ConfigurationError` where it cannot be opened.
-        """
-        return await self._session.store()
-
     async def check(self) -> None:
         """Make sure that Redis answers and lets us in.
 
         Raises `StoreError` or `ConfigurationError` with the fix, within seconds.
         """
-        store = await self.store()
+        store = await self._session.store()
         await store.connection.execute("PING")
 
     async def warnings(self) -> list[str]:
         """Return what about the Redis server endangers runs, each with its fix."""
-        store = await self.store()
+        store = await self._session.store()
         return warnings(await server_info(store.connection))
 
     async def overview(self) -> FleetOverview:
         """Return what is going on: active runs, waiting messages, workers."""
-        return await overview(await self.store())
+        return await overview(await self._session.store())
 
     async def pause(self) -> None:
         """Pause the fleet: no step begins on any worker, and no tool of a step under way."""
-        store = await self.store()
+        store = await self._session.store()
         await pause_fleet(store.connection, store.keys, paused=True)
 
     async def resume(self) -> None:
         """Take the fleet's pause back."""
-        store = await self.store()
+        store = await self._session.store()
         await pause_fleet(store.connection, store.keys, paused=False)
 
     async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
@@ -380,7 +372,7 @@ class AsyncFleet:
         those of runs that are gone; of one `tenant` ('' for runs without one), `batch`, `agent`,
         `model` or `status`, if given. Raises `ConfigurationError`.
         """
-        return await costs_of(await self.store(), by, Which(**which))
+        return await costs_of(await self._session.store(), by, Which(**which))
 
     async def cost_lines(
         self,
@@ -393,7 +385,7 @@ class AsyncFleet:
         missing, and steps that a memory policy has removed from the log. Raises
         `ConfigurationError` for an unknown run.
         """
-        store = await self.store()
+        store = await self._session.store()
         async for line in lines_of_runs(store, run_id, Which(**which)):
             yield line
 
@@ -474,3 +466,11 @@ def _answer_of(result: AgentRunResult, raise_on: RaiseOn) -> str | AgentRunResul
     if raise_on == "never":
         return result
     return result.raise_for_status().output or ""
+
+
+async def store_of(fleet: AsyncFleet) -> Store:
+    """Return the open store of a fleet: for the dashboard, no part of the public client.
+
+    Raises `StoreError` or `ConfigurationError` where it cannot be opened.
+    """
+    return await fleet._session.store()  # noqa: SLF001 - its own

@@ -30,6 +30,7 @@ from stepfleet.orchestrator import AgentRunResult, AsyncFleet, Batch, Fleet, Run
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.scheduling import key_of
 from stepfleet.orchestrator.batches.ticks import tick_id, ticks_after
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch, run_id_of
 from stepfleet.orchestrator.store.keys import FOLLOW_UPS, SCHEDULE_TURNS, Keys
 from stepfleet.worker.testing import (
@@ -188,7 +189,7 @@ async def make_due(url: str, lines: int, ticks: int) -> list[str]:
     given = [{"id": f"{n}", "input": f"tick {{tick}} line {n}"} for n in range(lines)]
     async with AsyncFleet(url) as fleet:
         await fleet.schedules.add(NAME, given, NODE, cron=cron, missed="all")
-        opened = await fleet.store()
+        opened = await store_of(fleet)
         store = opened.schedules
         view, now = await store.get(NAME), await store.now()
         since = now - timedelta(hours=ticks)

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from tornado import web
 
 from stepfleet.orchestrator.agents.overrides import named_overrides
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.client.runs import RunConditions
 from stepfleet.orchestrator.dashboard.api.handling import (
     FIX,
@@ -54,7 +55,7 @@ class Audited(ApiHandler):
         self, verb: str, target: str, detail: str, act: Callable[[], Awaitable[T]]
     ) -> T:
         """Return what `act` returns, noted before and after."""
-        store = await self.site.fleet.store()
+        store = await store_of(self.site.fleet)
         about = (self.user, verb, target)
         log.info("%s: %s of %s", *about)
         await store.audit.note(*about, f"requested {detail}")

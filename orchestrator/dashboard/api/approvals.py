@@ -3,6 +3,7 @@
 from typing import Any, ClassVar
 
 from stepfleet.orchestrator.client.approvals import KINDS, Which, asks_below
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.dashboard.api.actions import MOST_REFUSED, ActionHandler
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, text, whole, words
 from stepfleet.orchestrator.dashboard.api.records import (
@@ -54,7 +55,7 @@ class Approvals(ReadHandler):
         else:
             page = await approvals.page(**{"limit": MOST, **query})
         shows = self.shows_content
-        store = await fleet.store()
+        store = await store_of(fleet)
         return WaitingPage(
             waiting=tuple(
                 Waiting(

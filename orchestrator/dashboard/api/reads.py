@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from stepfleet.orchestrator.batches.failures import Failures
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, whole
 from stepfleet.orchestrator.dashboard.api.records import (
     AuditEntry,
@@ -74,7 +75,7 @@ class Run(ReadHandler):
         fleet = self.site.fleet
         found = await fleet.runs.timeline(path[0], **query, content=self.shows_content)
         if not found.run.status.is_terminal:
-            store = await fleet.store()
+            store = await store_of(fleet)
             found = found.model_copy(update={"fleet_paused": await is_paused(store)})
         moves = found.run.status in (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
         if moves and not found.waits_for and (wait := await fleet.limits.wait_of(path[0])):
@@ -112,7 +113,7 @@ class OneBatch(ReadHandler):
         )
 
     async def _asks(self, batch_id: str) -> AskCount:
-        store = await self.site.fleet.store()
+        store = await store_of(self.site.fleet)
         return await self.site.asks.get(batch_id, partial(store.approvals.count_of_batch, batch_id))
 
 
@@ -125,7 +126,7 @@ class FleetState(ReadHandler):
     async def found(self, *_: str, **__: Any) -> FleetReport:
         """Return the fleet."""
         fleet = self.site.fleet
-        store = await fleet.store()
+        store = await store_of(fleet)
         servers = partial(asyncio.to_thread, _server_checks, store.settings)
         of_servers = await self.site.servers.get("", servers)
         read = await read_fleet(store)
@@ -142,7 +143,7 @@ class WorkersOf(ReadHandler):
 
     async def found(self, *_: str, **__: Any) -> WorkersReport:
         """Return the workers."""
-        store = await self.site.fleet.store()
+        store = await store_of(self.site.fleet)
         found = await workers(store)
         return WorkersReport(workers=tuple(found), checks=(versions(found), *stopping(found)))
 
@@ -188,7 +189,7 @@ class AuditOf(ReadHandler):
 
     async def found(self, *_: str, **query: Any) -> AuditPage:
         """Return the entries."""
-        store = await self.site.fleet.store()
+        store = await store_of(self.site.fleet)
         found = await store.audit.newest(query.get("limit", 100))
         return AuditPage(entries=tuple(AuditEntry(**one) for one in found))
 

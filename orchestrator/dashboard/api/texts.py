@@ -6,6 +6,7 @@ from typing import ClassVar
 from tornado import web
 from tornado.iostream import StreamClosedError
 
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, Parameter, whole
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 
@@ -42,7 +43,7 @@ class TextOf(ApiHandler):
         return None
 
     async def _send(self, run_id: str, step: int, part: str) -> None:
-        store = await self.site.fleet.store()
+        store = await store_of(self.site.fleet)
         text = await store.timelines.text(run_id, step, part)
         # Only names of texts that there are come so far.
         name = f"run-{run_id}-step-{step}-{part.replace(':', '-')}.txt"

@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncGenerator, Collection
 from typing import Any
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.client.fleet import AsyncFleet, store_of
 from stepfleet.orchestrator.client.watching.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.events.streamed_text import StreamedText
@@ -48,7 +48,7 @@ class Topics:
 
     async def text(self, run_id: str) -> States:
         """Yield the text of the run's newest model call as far as it is written."""
-        chunks = (await self._fleet.store()).chunks
+        chunks = (await store_of(self._fleet)).chunks
         text, step, after = StreamedText(), 0, "0"
         position: Position | None = None
         while True:
@@ -75,7 +75,7 @@ class Topics:
 
     async def batch(self, batch_id: str) -> States:
         """Yield when counters of the batch have changed."""
-        batches = (await self._fleet.store()).batches
+        batches = (await store_of(self._fleet)).batches
         before: object = None
         while True:
             manifest = await batches.find(batch_id)
@@ -90,7 +90,7 @@ class Topics:
 
         Runs that end between two looks are found by the sizes of all lists: those are read rarely.
         """
-        store = await self._fleet.store()
+        store = await store_of(self._fleet)
         before: object = None
         lists: object = None
         quiet, at = 0, float("-inf")
@@ -107,7 +107,7 @@ class Topics:
     async def _moved(self, run_id: str, seen: Position | None, *, chunks: bool = False) -> Position:
         """Return the position of a run that has moved; one that has ended is looked at rarely."""
         # Why nothing moves is not its business: the page of the fleet says it.
-        watch = self._watch = self._watch or RunWatch(await self._fleet.store())
+        watch = self._watch = self._watch or RunWatch(await store_of(self._fleet))
         if seen is None or not seen.is_over:
             return await watch.moved(run_id, seen, chunks=chunks)
         newest = seen

@@ -24,6 +24,7 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import AgentRunResult, AsyncFleet, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.client.blocking import Batch
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
@@ -172,7 +173,7 @@ def _names(tree: RunTree) -> Iterator[str]:
 async def make_due(url: str) -> None:
     """Let the schedule be an hour old: one tick is to be made up."""
     async with AsyncFleet(url) as fleet:
-        store = await fleet.store()
+        store = await store_of(fleet)
         schedules = store.schedules
         view, now = await schedules.get(HOURLY), await schedules.now()
         earlier = view.schedule.model_copy(update={"created": now - timedelta(hours=1)})

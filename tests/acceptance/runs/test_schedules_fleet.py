@@ -13,6 +13,7 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import Agent, AsyncFleet, Fleet
 from stepfleet.orchestrator.batches.scheduling import Scheduling, key_of
 from stepfleet.orchestrator.batches.ticks import tick_id, ticks_after
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch, run_id_of
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS
 from stepfleet.worker.testing import ModelServer, Reply
@@ -32,7 +33,7 @@ async def test_each_tick_is_one_batch_over_dead_owners_and_clocks(
         # No tick of its own comes while the test runs.
         cron = f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
         await fleet.schedules.add("hourly", LINES, agent, cron=cron, missed="all")
-        opened = await fleet.store()
+        opened = await store_of(fleet)
         store = opened.schedules
         view, now = await store.get("hourly"), await store.now()
         since = now - timedelta(hours=3)
@@ -77,7 +78,7 @@ async def test_an_owner_that_is_killed_while_it_submits_leaves_one_whole_batch(
         cron = f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
         agent = Agent("plain", model="openai:scripted")
         await fleet.schedules.add("big", lines, agent, cron=cron)
-        opened = await fleet.store()
+        opened = await store_of(fleet)
         connection, keys = opened.connection, opened.keys
         store, turn = opened.schedules, keys.of(f"{SCHEDULE_TURNS}big")
         view, now = await store.get("big"), await store.now()

@@ -11,6 +11,7 @@ import pytest
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.batches.scheduling import Scheduling
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.schedules import TURN_MS, Schedules
 from stepfleet.orchestrator.store.codec import milliseconds, moment
@@ -25,7 +26,7 @@ AGENT = Agent("plain", model="openai:none")
 
 async def opened(fleet: AsyncFleet) -> tuple[Schedules, Scheduling]:
     """Return the schedules of two further workers."""
-    store = await fleet.store()
+    store = await store_of(fleet)
     return replace(store).schedules, Scheduling(replace(store))
 
 
@@ -67,7 +68,7 @@ async def test_what_this_worker_cannot_read_stays_and_others_go_on(fleet: AsyncF
     await fleet.schedules.add("good", LINES, AGENT, cron="@hourly")
     store, scheduling = await opened(fleet)
     await make_due(store, "good", 2)
-    held = await fleet.store()
+    held = await store_of(fleet)
     key = held.keys.of(SCHEDULES)
     await held.connection.execute("HSET", key, "broken", '{"from": "a newer version"}')
     await scheduling.look("broken")
@@ -83,7 +84,7 @@ async def test_a_forgotten_configuration_is_stored_again(fleet: AsyncFleet) -> N
     await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
     store, scheduling = await opened(fleet)
     await make_due(store, "s", 2)
-    held = await fleet.store()
+    held = await store_of(fleet)
     for name in ("sf:agents", USED):
         await held.connection.execute("DEL", held.keys.of(name))
     await scheduling.look("s")
@@ -120,7 +121,7 @@ async def test_a_schedule_that_is_added_again_has_nothing_of_the_one_before_it(
     other, scheduling = await opened(fleet)
     assert await other.get("s") == added
     assert len(await other.rows(added.schedule)) == 2
-    inner = await fleet.store()
+    inner = await store_of(fleet)
     rows = inner.keys.of("sf:{schedules}:rows:*")
     (kept,) = await inner.connection.execute("KEYS", rows)
     assert await inner.connection.execute("TTL", kept) == -1
@@ -134,7 +135,7 @@ async def test_what_is_left_of_a_schedule_goes_and_one_that_is_there_stays(
 ) -> None:
     await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
     store, scheduling = await opened(fleet)
-    inner = await fleet.store()
+    inner = await store_of(fleet)
     execute, key = inner.connection.execute, inner.keys.of(SCHEDULES)
     await store.forget("s")
     assert await store.is_there("s")
@@ -147,7 +148,7 @@ async def test_ticks_that_are_left_out_are_counted_once(fleet: AsyncFleet) -> No
     await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
     store, scheduling = await opened(fleet)
     await make_due(store, "s", 5)
-    held = await fleet.store()
+    held = await store_of(fleet)
     view = await store.get("s")
     rows = held.keys.of(f"sf:{{schedules}}:rows:{view.schedule.rows_key}")
     await held.connection.execute("LPOP", rows)
@@ -187,7 +188,7 @@ async def test_an_owner_whose_turn_has_ended_can_do_no_harm(fleet: AsyncFleet) -
     slow, _ = await opened(fleet)
     quick, _ = await opened(fleet)
     view, now = await slow.get("s"), await slow.now()
-    store = await fleet.store()
+    store = await store_of(fleet)
     turn = store.keys.of(f"{SCHEDULE_TURNS}s")
     assert await slow.take("s")
     assert not await quick.take("s")
@@ -210,7 +211,7 @@ async def test_a_turn_from_before_the_clock_was_set_back_is_nobodys(fleet: Async
     await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
     dead, _ = await opened(fleet)
     other, _ = await opened(fleet)
-    store = await fleet.store()
+    store = await store_of(fleet)
     assert await dead.take("s")
     turn = store.keys.of(f"{SCHEDULE_TURNS}s")
     # Its end is a time of the clock before.
@@ -250,7 +251,7 @@ async def test_each_batch_has_the_schedules_limit_and_priority_and_its_ticks_tim
     batches = await fleet.batches.newest(5)
     assert len(batches) == 2
     limits = await fleet.limits.all()
-    held = await fleet.store()
+    held = await store_of(fleet)
     for one in batches:
         assert limits[f"batch:{one.batch_id}"].in_flight == 2
         run_id = run_id_of(one.batch_id, 0)
@@ -287,7 +288,7 @@ async def test_doctor_names_schedules_that_are_behind_or_cannot_be_submitted(
     ):
         view = await store.get(name)
         await store.go_on(view.schedule, view.state.model_copy(update=changes), look)
-    opened_store = await fleet.store()
+    opened_store = await store_of(fleet)
     read = await read_fleet(opened_store)
     found = {
         one.check: one.found for one in fleet_checks(read, "agents") if "schedule" in one.check
@@ -324,7 +325,7 @@ async def died_amid_a_tick(
         patch.setattr(Schedules, "release", nothing)
         with pytest.raises(asyncio.CancelledError):
             await worker.look("s")
-    connection = (await fleet.store()).connection
+    connection = (await store_of(fleet)).connection
     await connection.execute("DEL", f"{(await turn_key(fleet))}s")
     (found,) = await fleet.batches.newest(5)
     assert (await fleet.batches.get(found.batch_id)).id == found.batch_id
@@ -337,7 +338,7 @@ async def nothing(*_: object) -> None:
 
 
 async def turn_key(fleet: AsyncFleet) -> str:
-    return (await fleet.store()).keys.of(SCHEDULE_TURNS)
+    return (await store_of(fleet)).keys.of(SCHEDULE_TURNS)
 
 
 @pytest.mark.parametrize("missed", ["newest", "all", "skip"])

@@ -9,6 +9,7 @@ from support.deadlines import until
 
 from stepfleet.orchestrator import Agent, AsyncFleet, tool
 from stepfleet.orchestrator.client.batch import AsyncBatch
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.worker.runtime.inline import InlineWorker
@@ -48,7 +49,7 @@ async def why(batch: AsyncBatch) -> str:
 
 async def reported(fleet: AsyncFleet, *agents: str) -> None:
     """Report a worker with these agents."""
-    store = await fleet.store()
+    store = await store_of(fleet)
     seen = (await store.connection.now()).timestamp()
     report = {"seen": seen, "slots": 2, "agents": agents, "queues": [store.settings.queue]}
     key = store.keys.of(keys.WORKERS)

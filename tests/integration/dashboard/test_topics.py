@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import Agent, AsyncFleet
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.dashboard.web import topics
 from stepfleet.orchestrator.dashboard.web.topics import LONGEST_TEXT, Topics
 from stepfleet.orchestrator.events.envelope import Event, EventType
@@ -31,7 +32,7 @@ async def test_the_newest_steps_text_is_shown_from_its_end_and_anew_with_each_at
     redis_url: str,
 ) -> None:
     async with AsyncFleet(redis_url) as fleet, asyncio.timeout(60):
-        store = await fleet.store()
+        store = await store_of(fleet)
         chunks = store.chunks
         run_id = await fleet.submit(Agent("clerk", model="openai:none"), "x")
         await chunks.add([chunk(run_id, 1, 1, 0, "old", end=True), chunk(run_id, 2, 1, 0, "lost")])
@@ -51,7 +52,7 @@ async def test_the_newest_steps_text_is_shown_from_its_end_and_anew_with_each_at
 
 
 async def commands_of(fleet: AsyncFleet) -> int:
-    store = await fleet.store()
+    store = await store_of(fleet)
     return int((await store.connection.execute("INFO", "stats"))["total_commands_processed"])
 
 
@@ -77,7 +78,7 @@ async def test_a_quiet_fleet_costs_little_and_each_change_is_found(
     fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "FLEET_SECONDS", 0.05)
-    shards = (await fleet.store()).keys.shards
+    shards = (await store_of(fleet)).keys.shards
     async with aclosing(Topics(fleet).fleet()) as states, asyncio.timeout(60):
         await anext(states)
         quiet = asyncio.ensure_future(anext(states))

@@ -20,7 +20,7 @@ from stepfleet.orchestrator import (
     FleetRuns,
 )
 
-ONLY_ASYNCHRONOUS = {"aclose", "forget", "store"}
+ONLY_ASYNCHRONOUS = {"aclose", "forget"}
 ONLY_BLOCKING = {"close", "is_new", "skipped", "skipped_count"}
 OWN_GENERATORS = {"debug"}
 """Generators of their own: one yields to a loop, the other to its caller."""
