@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.run.causes import FailedRun, explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import NOT_COMPLETED, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.runs.reading import Runs
+from stepfleet.orchestrator.store.runs.reading import RunReader
 
 ROWS = 2_000
 """Rows whose statuses, and failures, are read at once."""
@@ -125,7 +125,7 @@ class FailureCount:
 async def failed_in(
     manifest: Manifest,
     batches: Batches,
-    runs: Runs,
+    runs: RunReader,
     on_rows: Callable[[int], None],
     wanted: Collection[Lifecycle] = NOT_COMPLETED,
 ) -> AsyncGenerator[list[FailedRun]]:

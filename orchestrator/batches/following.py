@@ -45,7 +45,7 @@ _FIELDS = ("status", "slim", "line", "tenant")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CompletedRun:
     """A run of the batch before that has completed."""
 
     before: Before
@@ -57,7 +57,7 @@ class _TurnLostError(Exception):
     """This worker was silent for so long that another one may submit the batch."""
 
 
-class Following:
+class FollowUpSubmission:
     """Looks after batches that follow others."""
 
     def __init__(self, store: Store) -> None:
@@ -203,7 +203,7 @@ class Following:
 
     async def _read(
         self, plan: FollowUp, source: Manifest, first: int, page: int
-    ) -> tuple[Ended, ...]:
+    ) -> tuple[CompletedRun, ...]:
         """Return the completed ones of a page of rows."""
         rows = range(first, min(first + page, source.rows))
         run_ids = [run_id_of(source.batch_id, row) for row in rows]
@@ -222,10 +222,10 @@ class Following:
         return tuple(replace(one, given=_last_text(text)) for one, text in pairs)
 
 
-def _ended(run_id: str, header: Fields) -> Ended:
+def _ended(run_id: str, header: Fields) -> CompletedRun:
     state = AgentState.from_json(unpacked(header["slim"]))
     text = answer_text(state.last_output, state.answer.structured if state.answer else None)
-    return Ended(Before(header.get("line") or run_id, text), header.get("tenant"))
+    return CompletedRun(Before(header.get("line") or run_id, text), header.get("tenant"))
 
 
 def _last_text(stored: str | None) -> str:
@@ -235,7 +235,10 @@ def _last_text(stored: str | None) -> str:
 
 
 def _drafts(
-    target: Manifest, plan: FollowUp, config: AgentConfig, found: dict[int, tuple[Ended, ...]]
+    target: Manifest,
+    plan: FollowUp,
+    config: AgentConfig,
+    found: dict[int, tuple[CompletedRun, ...]],
 ) -> list[NewRun]:
     """Return the runs of rows that have results."""
     changed = config.with_overrides(plan.overrides)
@@ -251,7 +254,7 @@ def _run(
     plan: FollowUp,
     config: AgentConfig,
     row: int,
-    ended: Sequence[Ended],
+    ended: Sequence[CompletedRun],
     digest: str,
 ) -> NewRun:
     first, before = ended[0], [one.before for one in ended]

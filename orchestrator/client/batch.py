@@ -25,7 +25,7 @@ from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.inputs import BatchOptions, Priority, batch_order
-from stepfleet.orchestrator.client.session import Client, Session
+from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.client.watching.standstill import (
     explained_when_late,
     held_batch,
@@ -84,7 +84,7 @@ class AsyncBatch:
 
     def __init__(
         self,
-        session: Session,
+        session: FleetSession,
         manifest: Manifest,
         problems: Problems | None = None,
         *,
@@ -369,7 +369,7 @@ class AsyncBatch:
 class AsyncFleetBatches:
     """The batches of a fleet: `fleet.batches`; `fleet.submit_batch` makes a new one."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: FleetSession) -> None:
         self._session = session
 
     async def get(self, batch_id: str) -> AsyncBatch:

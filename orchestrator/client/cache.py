@@ -1,6 +1,6 @@
 """The response cache as a client sees it."""
 
-from stepfleet.orchestrator.client.session import Session
+from stepfleet.orchestrator.client.session import FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.caching.statistics import CacheStatistics
 from stepfleet.orchestrator.store.response_cache import CacheEntries
@@ -9,7 +9,7 @@ from stepfleet.orchestrator.store.response_cache import CacheEntries
 class AsyncFleetCache:
     """The response cache, which all workers of the fleet share: `fleet.cache`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: FleetSession) -> None:
         self._session = session
 
     async def statistics(self) -> CacheStatistics:

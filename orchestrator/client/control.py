@@ -35,7 +35,7 @@ from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.codec import Fields
 from stepfleet.orchestrator.store.lua import load
-from stepfleet.orchestrator.store.pace import Pace
+from stepfleet.orchestrator.store.pace import SweepPace
 from stepfleet.orchestrator.store.runs.control import (
     ControlOutcome,
     ControlResult,
@@ -249,7 +249,7 @@ class _Retry:
     """The progress of one request. `shared` is by configuration and overrides."""
 
     overrides: Mapping[str, Any]
-    pace: Pace
+    pace: SweepPace
     retried: int = 0
     refused: int = 0
     why: ConfigurationError | None = None
@@ -282,7 +282,7 @@ class BatchRetry:
         reason of the first, when that holds for all.
         """
         await load(self._store.connection, "retry")
-        request = _Retry(overrides, Pace(self._store.connection))
+        request = _Retry(overrides, SweepPace(self._store.connection))
         for first in range(0, manifest.rows, ROWS):
             last = min(first + ROWS, manifest.rows)
             run_ids = [run_id_of(manifest.batch_id, row) for row in range(first, last)]

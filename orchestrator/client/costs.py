@@ -52,7 +52,7 @@ class CostOptions(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
+class CallFilter:
     """Which calls are meant: as `CostOptions` say.
 
     Raises `ConfigurationError` for no status and no lane.
@@ -96,7 +96,7 @@ def cost_keys(by: str | Sequence[str]) -> tuple[CostKey, ...]:
     return tuple(one for one in COST_KEYS if one in names)
 
 
-async def costs_of(store: Store, by: str | Sequence[str], which: Which) -> Costs:
+async def costs_of(store: Store, by: str | Sequence[str], which: CallFilter) -> Costs:
     """Return the sums of the calls that are meant. Raises `ConfigurationError`."""
     keys = cost_keys(by)
     since, until = await _days(store, which)
@@ -108,7 +108,7 @@ async def costs_of(store: Store, by: str | Sequence[str], which: Which) -> Costs
 
 
 async def lines_of_runs(
-    store: Store, run_id: str | None, which: Which
+    store: Store, run_id: str | None, which: CallFilter
 ) -> AsyncGenerator[CostLine, None]:
     """Yield the calls of one run, of a batch, or of all runs. Raises `ConfigurationError`."""
     since, until = await _days(store, which)
@@ -204,7 +204,7 @@ def _line(base: CostLine, sums: CallSums) -> CostLine:
     return base.model_copy(update={**tokens, **amounts, "estimated": sums.estimated > 0})
 
 
-async def _days(store: Store, which: Which) -> tuple[date, date]:
+async def _days(store: Store, which: CallFilter) -> tuple[date, date]:
     """Return the first and the last day. Raises `ConfigurationError`."""
     today = await store.ledger.today()
     oldest = today - timedelta(days=store.settings.ledger_days)

@@ -17,7 +17,7 @@ from stepfleet.orchestrator.batches.files.source import Given
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
-from stepfleet.orchestrator.client.costs import CostOptions, Which, costs_of, lines_of_runs
+from stepfleet.orchestrator.client.costs import CallFilter, CostOptions, costs_of, lines_of_runs
 from stepfleet.orchestrator.client.history import AsyncFleetHistory, checked_id
 from stepfleet.orchestrator.client.inputs import (
     BatchOptions,
@@ -40,7 +40,7 @@ from stepfleet.orchestrator.client.local import (
 )
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules
-from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
+from stepfleet.orchestrator.client.session import DATA_FOLDER, FleetSession
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages
@@ -95,7 +95,7 @@ class AsyncFleet:
     ) -> None:
         given = {"redis_url": redis_url, "broker_url": broker_url}
         found = settings or (load_settings(**given) if app is None else app_settings(app, **given))
-        self._use(Session(found, brings, app=app))
+        self._use(FleetSession(found, brings, app=app))
 
     @classmethod
     def local(
@@ -114,10 +114,10 @@ class AsyncFleet:
         made = cls.__new__(cls)
         settings = load_settings().model_copy(update={"redis_url": None, "broker_url": None})
         names = [agent.name for agent in agents]
-        made._use(Session(settings, names, local=LocalFleet(agents, folder)))  # noqa: SLF001 - its own
+        made._use(FleetSession(settings, names, local=LocalFleet(agents, folder)))  # noqa: SLF001 - its own
         return made
 
-    def _use(self, session: Session) -> None:
+    def _use(self, session: FleetSession) -> None:
         self._session = session
         self.settings = session.settings
         self.runs = AsyncFleetRuns(self._session)
@@ -372,7 +372,7 @@ class AsyncFleet:
         those of runs that are gone; of one `tenant` ('' for runs without one), `batch`, `agent`,
         `model` or `status`, if given. Raises `ConfigurationError`.
         """
-        return await costs_of(await self._session.store(), by, Which(**which))
+        return await costs_of(await self._session.store(), by, CallFilter(**which))
 
     async def cost_lines(
         self,
@@ -386,7 +386,7 @@ class AsyncFleet:
         `ConfigurationError` for an unknown run.
         """
         store = await self._session.store()
-        async for line in lines_of_runs(store, run_id, Which(**which)):
+        async for line in lines_of_runs(store, run_id, CallFilter(**which)):
             yield line
 
     async def submit_batch(

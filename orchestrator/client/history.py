@@ -23,7 +23,7 @@ from stepfleet.orchestrator.client.copies import (
     restored,
     with_tools,
 )
-from stepfleet.orchestrator.client.session import Client, Session
+from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCall, statistics_of
 from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
@@ -49,7 +49,7 @@ class AsyncFleetHistory:
     goes another way from any step; costs and tool calls are listed over all its sessions.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: FleetSession) -> None:
         self._session = session
 
     async def snapshot(

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-from stepfleet.orchestrator.client.session import Session
+from stepfleet.orchestrator.client.session import FleetSession
 from stepfleet.orchestrator.limits.limit import Limit
 from stepfleet.orchestrator.store.limits import (
-    Limits,
+    LimitStore,
     LimitUse,
     LimitWait,
 )
@@ -18,7 +18,7 @@ class AsyncFleetLimits:
     Changes hold for the next call; workers that had none before find the first one within seconds.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: FleetSession) -> None:
         self._session = session
 
     async def all(self) -> dict[str, Limit]:
@@ -54,5 +54,5 @@ class AsyncFleetLimits:
         limits = await self._limits()
         return await limits.clear(names or await limits.names())
 
-    async def _limits(self) -> Limits:
+    async def _limits(self) -> LimitStore:
         return (await self._session.store()).limits

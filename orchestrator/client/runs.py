@@ -21,7 +21,7 @@ from stepfleet.orchestrator.client.rendering import (
     rendered,
     view_of,
 )
-from stepfleet.orchestrator.client.session import Session
+from stepfleet.orchestrator.client.session import FleetSession
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.client.watching.standstill import begins_after, explained_when_late
 from stepfleet.orchestrator.client.watching.watch import cancel_is_left
@@ -113,7 +113,7 @@ class AsyncFleetRuns:
     log and streamed text, `display` for a chat window.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: FleetSession) -> None:
         self._session = session
 
     async def show(self, run_id: str) -> StoredRun:

@@ -15,7 +15,7 @@ from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.batches.ticks import check_times, due, tick_id
 from stepfleet.orchestrator.client.batch import AsyncBatch
 from stepfleet.orchestrator.client.inputs import BatchOptions, batch_order
-from stepfleet.orchestrator.client.session import Client, Session
+from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.schedule import Missed, Overlap, Schedule, ScheduleView
 from stepfleet.orchestrator.store.batches.schedules import Schedules
@@ -43,7 +43,7 @@ class ScheduleOptions(BatchOptions, total=False):
 class AsyncFleetSchedules:
     """Batches that are submitted again and again: `fleet.schedules`. Workers submit them."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: FleetSession) -> None:
         self._session = session
 
     async def add(

@@ -15,7 +15,7 @@ from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.batches.submit import BatchSubmission
 from stepfleet.orchestrator.client.control import BatchRetry, RunControl
 from stepfleet.orchestrator.client.local import LocalFleet
-from stepfleet.orchestrator.client.watching.follow import Following
+from stepfleet.orchestrator.client.watching.follow import RunFollower
 from stepfleet.orchestrator.client.watching.standstill import (
     Quiet,
     Standstill,
@@ -44,7 +44,7 @@ class Client:
         self.batch_submission = BatchSubmission(store)
         self.standstill = Standstill(store, brings | {PLAIN_AGENT}, starts_workers=bool(brings))
         self.watch = RunWatch(store, self._quiet)
-        self.following = Following(store, self.watch)
+        self.following = RunFollower(store, self.watch)
         self.app = app
         self.closes_app = True
         self._exempt = brings | {PLAIN_AGENT}
@@ -130,7 +130,7 @@ _LEFT: list[object] = []
 """Connections of a parent process, which must not be collected here: that would close them."""
 
 
-class Session:
+class FleetSession:
     """One connection, in the loop of its first use; all rooms of a fleet share it.
 
     Without a Redis in the settings it joins the private server of the folder `.stepfleet`, where

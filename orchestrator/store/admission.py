@@ -31,7 +31,7 @@ TICK: Operation = {"op": "tick"}
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class GrantRequest:
     """A step that is to call its model: `names` are its limits, the first one is its line.
 
     `crashes` workers were lost with it; with `lost` the newest of them has just been found. `of`
@@ -135,7 +135,7 @@ def throttling(
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class AdmissionReply:
     """What the script has decided.
 
     `admitted` are steps to dispatch, with their agents. After `pause` seconds something may be
@@ -191,7 +191,7 @@ class AdmissionCalls(Gateway):
         super().__init__(opened)
         self._given = (caller, round(opened.settings.lease * 1000))
 
-    async def call(self, operations: Sequence[Operation]) -> Answer:
+    async def call(self, operations: Sequence[Operation]) -> AdmissionReply:
         """Apply operations in their order, and admit who can be. Raises `StoreError`."""
         state = [self._keys.of(keys.LIMIT_STATE)]
         given = (self._connection, "admit", state, *self._given)
@@ -202,7 +202,7 @@ class AdmissionCalls(Gateway):
             reply = await run_script(*given, _encoded(again))
         words, flat, pause, waiting, version, mine, missing = reply
         triples = zip(*[iter(flat)] * 3, strict=True)
-        return Answer(
+        return AdmissionReply(
             tuple(words),
             tuple((StepHint(run, int(step)), agent) for run, step, agent in triples),
             None if int(pause) < 0 else int(pause) / 1000,

@@ -124,7 +124,7 @@ class TaskMessages:
         return orjson.dumps(message).decode()
 
 
-class StepMessages(TaskMessages):
+class StepTaskMessages(TaskMessages):
     """Builds the wire form of step tasks for a Redis broker."""
 
     def __init__(self, queue: str, signing: SigningKeys | None = None) -> None:
@@ -199,7 +199,7 @@ class Dispatch:
         self._watch = OutageLog("The broker, for publishing,")
         self._connection = connection
         self._signing = signing
-        self._messages = StepMessages(queue, signing) if in_script else None
+        self._messages = StepTaskMessages(queue, signing) if in_script else None
         self._calls: dict[str, CallMessages] = {}
 
     @property

@@ -84,7 +84,7 @@ class FeedPosition:
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class FeedPage:
     """Envelopes of one feed in order, the place behind them, and how many writes were missed.
 
     A write is missed where an outlet stood still for so long that its pointer or the run's
@@ -168,7 +168,7 @@ class Feeds(Gateway):
         """Return how many writes of events an outlet has missed."""
         return int(await self._connection.execute("HGET", self._outlet(outlet)[1], "lost") or 0)
 
-    async def read(self, places: dict[int, FeedPosition], most: int) -> list[Page]:
+    async def read(self, places: dict[int, FeedPosition], most: int) -> list[FeedPage]:
         """Return the pages after these positions, `most` writes per feed; no empty pages."""
         replies = await self._connection.execute_all(
             *(
@@ -185,7 +185,7 @@ class Feeds(Gateway):
 
     async def _page(
         self, shard: int, place: FeedPosition, entries: list[tuple[str, Fields]]
-    ) -> Page:
+    ) -> FeedPage:
         writes = await self._connection.execute_all(
             *(
                 ("XRANGE", f"{self._keys.run(fields['run'])}:events", fields["at"], fields["at"])
@@ -205,7 +205,7 @@ class Feeds(Gateway):
         # Numbers start anew where Redis lost its data: then nothing is known to be missing.
         skipped = max(number - place.number - len(entries), 0)
         reached = FeedPosition(last, number)
-        return Page(shard, tuple(envelopes), reached, len(entries), gone + skipped)
+        return FeedPage(shard, tuple(envelopes), reached, len(entries), gone + skipped)
 
     @property
     def _shards(self) -> range:

@@ -237,7 +237,7 @@ class LimitWaits(Record):
     seconds: float
 
 
-class Limits(Gateway):
+class LimitStore(Gateway):
     """Reads and writes the limits of a fleet, what is used of them, and who waits for them."""
 
     def __init__(self, opened: Opened) -> None:

@@ -41,15 +41,15 @@ from stepfleet.orchestrator.store.feeds import Chunks, Feeds
 from stepfleet.orchestrator.store.gateway import Opened
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.ledger import Ledger
-from stepfleet.orchestrator.store.limits import Limits
+from stepfleet.orchestrator.store.limits import LimitStore
 from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.control import Control, Purging
 from stepfleet.orchestrator.store.runs.links import Dependents, Links
 from stepfleet.orchestrator.store.runs.listing import RunLists
-from stepfleet.orchestrator.store.runs.reading import Runs
+from stepfleet.orchestrator.store.runs.reading import RunReader
 from stepfleet.orchestrator.store.runs.steps import IsolationMarks, StepStore
-from stepfleet.orchestrator.store.runs.submission import Submission
+from stepfleet.orchestrator.store.runs.submission import RunSubmission
 from stepfleet.orchestrator.store.runs.timeline import Timelines
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
 
@@ -89,9 +89,9 @@ class Store(Opened):
         return IsolationMarks(self)
 
     @cached_property
-    def runs(self) -> Runs:
+    def runs(self) -> RunReader:
         """Single runs, and why some failed."""
-        return Runs(self)
+        return RunReader(self)
 
     @cached_property
     def lists(self) -> RunLists:
@@ -114,9 +114,9 @@ class Store(Opened):
         return Dependents(self)
 
     @cached_property
-    def submission(self) -> Submission:
+    def submission(self) -> RunSubmission:
         """New runs."""
-        return Submission(self)
+        return RunSubmission(self)
 
     @cached_property
     def control(self) -> Control:
@@ -159,9 +159,9 @@ class Store(Opened):
         return Schedules(self)
 
     @cached_property
-    def limits(self) -> Limits:
+    def limits(self) -> LimitStore:
         """Limits, their use, and who waits for which."""
-        return Limits(self)
+        return LimitStore(self)
 
     @cached_property
     def circuits(self) -> Circuits:

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, load_setti
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
 from stepfleet.orchestrator.store.dispatch import (
     CallMessages,
-    StepMessages,
+    StepTaskMessages,
     call_label,
     celery_app,
     step_label,
@@ -43,7 +43,7 @@ def without_own(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_hand_built_message_equals_celerys_own(redis_url: str) -> None:
-    ours = json.loads(StepMessages("stepfleet").build(StepHint("r1", 2), "solver"))
+    ours = json.loads(StepTaskMessages("stepfleet").build(StepHint("r1", 2), "solver"))
     assert without_own(ours) == without_own(celerys(redis_url))
 
 
@@ -60,7 +60,7 @@ def test_a_hand_built_message_of_a_tool_call_equals_celerys_own(redis_url: str) 
 
 
 def test_every_message_has_ids_of_its_own(redis_url: str) -> None:
-    messages = StepMessages("stepfleet")
+    messages = StepTaskMessages("stepfleet")
     first, second = (json.loads(messages.build(StepHint("r1", 2), "solver")) for _ in range(2))
     assert first["headers"]["id"] != second["headers"]["id"]
     assert first["properties"]["delivery_tag"] != second["properties"]["delivery_tag"]
@@ -70,7 +70,7 @@ def test_every_message_has_ids_of_its_own(redis_url: str) -> None:
 
 def test_a_message_tells_agent_step_and_run_and_nothing_of_the_prompt() -> None:
     """DIST-02, SER-26: JSON, ids and numbers only."""
-    text = StepMessages("stepfleet").build(StepHint("r1", 2), "solver")
+    text = StepTaskMessages("stepfleet").build(StepHint("r1", 2), "solver")
     message = json.loads(text)
     assert message["headers"]["shadow"] == "solver: step 3"
     assert message["headers"]["argsrepr"] == "['r1', 2]"
@@ -97,13 +97,13 @@ def test_a_signed_message_equals_what_celery_sends_with_the_signature(redis_url:
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         theirs = json.loads(client.lindex("stepfleet", 0))
     app.close()
-    ours = json.loads(StepMessages("stepfleet", signing).build(StepHint("r1", 2), "solver"))
+    ours = json.loads(StepTaskMessages("stepfleet", signing).build(StepHint("r1", 2), "solver"))
     assert without_own(ours) == without_own(theirs)
     assert ours["headers"][HEADER] == signature
 
 
 def test_without_keys_nothing_is_signed() -> None:
-    assert HEADER not in StepMessages("stepfleet").build(StepHint("r1", 2), "solver")
+    assert HEADER not in StepTaskMessages("stepfleet").build(StepHint("r1", 2), "solver")
 
 
 def test_making_a_message_touches_no_broker_that_the_environment_names(
@@ -113,6 +113,6 @@ def test_making_a_message_touches_no_broker_that_the_environment_names(
     monkeypatch.setenv("CELERY_BROKER_URL", redis_url)
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         client.lpush("stepfleet", "of somebody else")
-        StepMessages("stepfleet")
+        StepTaskMessages("stepfleet")
         assert client.lrange("stepfleet", 0, -1) == ["of somebody else"]
         assert client.keys("*") == ["stepfleet"]

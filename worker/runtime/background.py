@@ -260,9 +260,9 @@ class FollowUps:
 
     async def _submit(self, batch_id: str) -> None:
         # Of the client's side: workers that meet no such batch do not import it.
-        from stepfleet.orchestrator.batches.following import Following  # noqa: PLC0415
+        from stepfleet.orchestrator.batches.following import FollowUpSubmission  # noqa: PLC0415
 
-        following = Following(self._store)
+        following = FollowUpSubmission(self._store)
         await _attempt(f"batch {batch_id}", partial(following.look, batch_id))
 
     async def aclose(self) -> None:

@@ -90,7 +90,7 @@ class _Progress:
         return not self.starts.covers(event)
 
 
-class Following:
+class RunFollower:
     """Follows runs of an open store."""
 
     def __init__(self, store: Store, watch: RunWatch) -> None:

@@ -35,7 +35,7 @@ from stepfleet.orchestrator.store.fleet.overview import (
     troubles,
     workers,
 )
-from stepfleet.orchestrator.store.limits import Limits
+from stepfleet.orchestrator.store.limits import LimitStore
 from stepfleet.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -245,7 +245,7 @@ def held_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> Held:
     return read
 
 
-async def _named(limits: Limits, waits: Mapping[str, str]) -> list[str]:
+async def _named(limits: LimitStore, waits: Mapping[str, str]) -> list[str]:
     """Return in words for which limit most runs wait; `waits` has its name by run."""
     most = [name for name, _ in Counter(waits.values()).most_common(1)]
     return [str(one) for one in await limits.states(most)]

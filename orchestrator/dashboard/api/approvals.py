@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar
 
-from stepfleet.orchestrator.client.approvals import KINDS, Which, asks_below
+from stepfleet.orchestrator.client.approvals import KINDS, AskFilter, asks_below
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.dashboard.api.actions import MOST_REFUSED, ActionHandler
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, ReadHandler, text, whole, words
@@ -120,8 +120,8 @@ class Decide(ActionHandler):
             raise ConfigurationError("body: write runs or a filter, message, and at")
         if given.runs is None and given.filter is None:
             raise ConfigurationError("body: write runs, a list of ids, or a filter, or both")
-        if given.filter is not None and not given.filter.keys() <= Which.__annotations__.keys():
-            raise ConfigurationError(f"filter: write {', '.join(Which.__annotations__)}")
+        if given.filter is not None and not given.filter.keys() <= AskFilter.__annotations__.keys():
+            raise ConfigurationError(f"filter: write {', '.join(AskFilter.__annotations__)}")
         options: dict[str, Any] = {"approve": verb != "deny", "by": self.user}
         if given.message:
             options["answer" if verb == "answer" else "reason"] = given.message

@@ -65,7 +65,7 @@ def _namespace(batch_id: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedPage:
     """Runs that ended in one shard, in that order, and the place to go on from."""
 
     shard: int
@@ -264,7 +264,7 @@ class Batches(Gateway):
 
     async def ended_after(
         self, batch_id: str, places: Mapping[int, int], limit: int
-    ) -> list[Ended]:
+    ) -> list[EndedPage]:
         """Return up to `limit` runs per shard that ended behind its place in `places`."""
         last = ("+inf", "WITHSCORES", "LIMIT", 0, limit)
         reads = (
@@ -273,7 +273,7 @@ class Batches(Gateway):
         )
         replies = await self._connection.execute_all(*reads)
         return [
-            Ended(shard, tuple(flat[::2]), int(float(flat[-1])))
+            EndedPage(shard, tuple(flat[::2]), int(float(flat[-1])))
             for shard, flat in zip(self._shards, replies, strict=True)
             if flat
         ]

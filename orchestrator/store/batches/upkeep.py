@@ -17,7 +17,7 @@ from stepfleet.orchestrator.store.batches.batches import Batches, batch_id_of
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.codec import milliseconds
 from stepfleet.orchestrator.store.gateway import Gateway, Opened, Turns
-from stepfleet.orchestrator.store.pace import Pace
+from stepfleet.orchestrator.store.pace import SweepPace
 
 MOST_AT_ONCE = 50
 LOOK_SECONDS = 5.0
@@ -230,7 +230,7 @@ class BatchUpkeep(Gateway):
         return any(int(one) > 0 for one in left)
 
     async def _sweep(self, batch_id: str, till: str, seen: Sequence[str] = ()) -> None:
-        scores, pace = seen or [""] * len(self._shards), Pace(self._connection)
+        scores, pace = seen or [""] * len(self._shards), SweepPace(self._connection)
         for shard, score in zip(self._shards, scores, strict=True):
             due, place = [self._keys.due(shard)], "0"
             while place:

@@ -28,7 +28,7 @@ from typing import Self
 import redis
 
 from stepfleet.orchestrator.store.embedded import guardian
-from stepfleet.orchestrator.store.embedded.folder import Address, EmbeddedRedisError, Folder
+from stepfleet.orchestrator.store.embedded.folder import EmbeddedRedisError, Folder, ServerAddress
 
 # Above the ports of common services, below the ephemeral ones: a client that tries a dead
 # ephemeral port again and again can end up connected to itself.
@@ -208,7 +208,7 @@ def _from_wheel() -> Path | None:
         return None
 
 
-class Answer(Enum):
+class ServerReply(Enum):
     """The state of a server by its reply to PING."""
 
     READY = "ready"
@@ -216,20 +216,20 @@ class Answer(Enum):
     SILENT = "silent"
 
 
-def ask(address: Address) -> Answer:
+def ask(address: ServerAddress) -> ServerReply:
     """Return whether the server answers and accepts the password."""
     with contextlib.closing(_client(address)) as client:
         try:
             client.ping()
         except redis.BusyLoadingError:
-            return Answer.LOADING
+            return ServerReply.LOADING
         except redis.RedisError:
-            return Answer.SILENT
-        return Answer.READY
+            return ServerReply.SILENT
+        return ServerReply.READY
 
 
 def is_ready(
-    address: Address, alive: Callable[[], bool], *, within: float, say: Callable[[str], None]
+    address: ServerAddress, alive: Callable[[], bool], *, within: float, say: Callable[[str], None]
 ) -> bool:
     """Wait for the server; False where it is not `alive` or silent for `within` seconds.
 
@@ -238,11 +238,11 @@ def is_ready(
     """
     started = last_said = time.monotonic()
     deadline = started + within
-    while (answer := ask(address)) is not Answer.READY:
+    while (answer := ask(address)) is not ServerReply.READY:
         now = time.monotonic()
         if not alive():
             return False
-        if answer is Answer.LOADING:
+        if answer is ServerReply.LOADING:
             deadline = now + max(within, _SILENT_LOAD_SECONDS)
             if now - last_said >= _NEWS_SECONDS:
                 last_said = now
@@ -253,7 +253,7 @@ def is_ready(
     return True
 
 
-def rewrite_as_it_grows(address: Address) -> None:
+def rewrite_as_it_grows(address: ServerAddress) -> None:
     """Let the server rewrite its append-only file by itself, whenever it has doubled.
 
     A server that does not answer keeps its file as it is until the next user.
@@ -262,15 +262,15 @@ def rewrite_as_it_grows(address: Address) -> None:
         client.config_set("auto-aof-rewrite-percentage", "100")
 
 
-def shut_down(address: Address) -> None:
+def shut_down(address: ServerAddress) -> None:
     """Ask the server to save and end; nothing happens where none answers."""
-    if ask(address) is Answer.SILENT:
+    if ask(address) is ServerReply.SILENT:
         return
     with contextlib.closing(_client(address)) as client, contextlib.suppress(redis.RedisError):
         client.shutdown()
 
 
-def _loaded(address: Address) -> str:
+def _loaded(address: ServerAddress) -> str:
     """Return how much of its data a server has loaded, if it reports that."""
     with contextlib.closing(_client(address)) as client, contextlib.suppress(redis.RedisError):
         facts = client.info("persistence")
@@ -281,7 +281,7 @@ def _loaded(address: Address) -> str:
     return ""
 
 
-def _client(address: Address) -> redis.Redis:
+def _client(address: ServerAddress) -> redis.Redis:
     return redis.Redis.from_url(address.url, socket_timeout=2.0, retry=None)
 
 
@@ -326,7 +326,7 @@ class EmbeddedRedis:
     """A user's hold on a folder's private server; ``url`` is its address with password."""
 
     def __init__(
-        self, folder: Folder, address: Address, users: FileLock, *, brief: bool, say: Say
+        self, folder: Folder, address: ServerAddress, users: FileLock, *, brief: bool, say: Say
     ) -> None:
         self.url = address.url
         self._folder = folder
@@ -446,7 +446,7 @@ def _wait_until_ended(place: Folder) -> None:
 def _is_loading(place: Folder) -> bool:
     """Return whether the starter of the folder's server waits for it to load its data."""
     address = place.read_address() if is_held(place.guardian_lock) else None
-    return address is not None and ask(address) is Answer.LOADING
+    return address is not None and ask(address) is ServerReply.LOADING
 
 
 class _Start:
@@ -458,7 +458,7 @@ class _Start:
         self._startup_seconds = startup_seconds
         self._say = say
 
-    def join_or_launch(self, users: FileLock) -> Address:
+    def join_or_launch(self, users: FileLock) -> ServerAddress:
         """Count among the users first, so that the guardian does not end the joined server."""
         if not poll(users.try_shared, within=_ENDING_SECONDS):
             raise TimeoutError
@@ -476,12 +476,12 @@ class _Start:
         _wait_until_ended(self._place)
         return self._launch(last)
 
-    def _launch(self, last: Address | None) -> Address:
+    def _launch(self, last: ServerAddress | None) -> ServerAddress:
         program = find_server_binary(last.server if last and self._place.has_data else "")
         password = last.password if last else secrets.token_urlsafe(32)
         port = choose_port(self._port, last.port if last else None)
         for _ in range(_PORT_TRIES):
-            address = Address(port, password, program.name)
+            address = ServerAddress(port, password, program.name)
             self._place.write_start(address)
             self._run_guardian(program)
             if self._is_ready(address):
@@ -504,7 +504,7 @@ class _Start:
         if ran.returncode != guardian.ALREADY_GUARDED:
             ran.check_returncode()
 
-    def _check_port(self, running: Address) -> None:
+    def _check_port(self, running: ServerAddress) -> None:
         if self._port not in (None, running.port):
             raise EmbeddedRedisError(
                 f"The server in {self._place.root} already listens on port {running.port}, not on "
@@ -514,7 +514,7 @@ class _Start:
     def _guarded(self) -> bool:
         return is_held(self._place.guardian_lock)
 
-    def _is_ready(self, address: Address) -> bool:
+    def _is_ready(self, address: ServerAddress) -> bool:
         return is_ready(address, self._guarded, within=self._startup_seconds, say=self._say)
 
     def _no_answer(self) -> EmbeddedRedisError:

@@ -37,7 +37,7 @@ from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.ledger import Payer, lines_of
 from stepfleet.orchestrator.store.lua import RunScripts, ScriptCall, detail_of
-from stepfleet.orchestrator.store.pace import Pace
+from stepfleet.orchestrator.store.pace import SweepPace
 from stepfleet.orchestrator.store.runs.reading import StoredRun, unknown_run
 from stepfleet.orchestrator.store.runs.steps import ending
 
@@ -157,7 +157,7 @@ class Control(Gateway):
         return result
 
     async def retry_all(
-        self, revised: Sequence[tuple[StoredRun, Revision]], pace: Pace
+        self, revised: Sequence[tuple[StoredRun, Revision]], pace: SweepPace
     ) -> list[ControlResult]:
         """Retry several ended runs by calls that travel together; return the answers in order.
 
@@ -275,7 +275,7 @@ class Purging(Gateway):
         statuses = f" {' '.join(what.statuses)} " if what.statuses else " "
         conditions = (statuses, before, what.batch_id or "", "1" if what.dry_run else "")
         done, owing = 0, list[str]()
-        pace = Pace(self._connection)
+        pace = SweepPace(self._connection)
         async for page in self.pages(what.batch_id):
             removed, left = await self._page(page, conditions, pace)
             done, owing = done + removed, owing + left
@@ -293,7 +293,7 @@ class Purging(Gateway):
             await self._forget(what.batch_id)
 
     async def _page(
-        self, page: Sequence[str], conditions: tuple[object, ...], pace: Pace
+        self, page: Sequence[str], conditions: tuple[object, ...], pace: SweepPace
     ) -> tuple[int, list[str]]:
         """Return how many of these runs were removed, and those that owe their end to others."""
         removed, owing = 0, list[str]()

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.codec import MESSAGES, Fields, duration, milliseconds
 from stepfleet.orchestrator.store.gateway import Gateway
-from stepfleet.orchestrator.store.pace import Pace
+from stepfleet.orchestrator.store.pace import SweepPace
 from stepfleet.orchestrator.store.runs.reading import unknown_run
 from stepfleet.orchestrator.store.runs.submission import address_of, call_at
 
@@ -159,7 +159,7 @@ class Dependents(Gateway):
         """Have the ends of runs sent to `dependent`; return of each whether it has one."""
         address = address_of(ToolHint(dependent.run_id, 0, BEGINNING))
         replies: list[str] = []
-        pace = Pace(self._connection)
+        pace = SweepPace(self._connection)
         for group in pace.groups(runs):
             calls = [self._pushing.call("follow", run, address) for run in group]
             replies += [reply[0] for reply in await pace.send(calls)]

@@ -185,8 +185,8 @@ class _Tail:
     messages: tuple[Message, ...]
 
 
-class Runs(Gateway):
-    """Reads runs and their events."""
+class RunReader(Gateway):
+    """Reads runs, their events and snapshots; many ended ones at once, and why some failed."""
 
     def __init__(self, opened: Opened) -> None:
         super().__init__(opened)
@@ -411,7 +411,7 @@ def unknown_run(run_id: str) -> NotFoundError:
 def ended_run(run_id: str, header: Fields, log: Fields, config: AgentConfig) -> StoredRun:
     """Return a run without its conversation and its lost attempts. Pure.
 
-    `config` has the run's overrides in it. Raises `SerializationError` as `Runs.get` does.
+    `config` has the run's overrides in it. Raises `SerializationError` as `RunReader.get` does.
     """
     check_version(header)
     step = int(header["step"])

@@ -34,7 +34,7 @@ from stepfleet.orchestrator.store.codec import (
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.lua import ScriptCall, flat, run_script
-from stepfleet.orchestrator.store.pace import Pace
+from stepfleet.orchestrator.store.pace import SweepPace
 
 PAGE_FIELDS, PAGE_BYTES = 400, 256 * 1024
 """The part of a log that one script writes, while Redis serves nobody else; the rest is staged."""
@@ -106,14 +106,14 @@ def given_of(run: NewRun) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-class Submission(Gateway):
+class RunSubmission(Gateway):
     """Writes new runs, and runs with a history: each by one call, whose long parts are staged."""
 
     def __init__(self, opened: Opened) -> None:
         super().__init__(opened)
         self._due = [opened.keys.due(shard) for shard in range(opened.keys.shards)]
         self._most = opened.settings.max_active_runs
-        self._pace = Pace(opened.connection)
+        self._pace = SweepPace(opened.connection)
 
     async def room(self) -> int | None:
         """Return how many runs may be created now; None for any number. Raises `StoreError`."""

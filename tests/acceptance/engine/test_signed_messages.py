@@ -19,7 +19,7 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
-from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, StepMessages, client_app
+from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, StepTaskMessages, client_app
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
@@ -233,7 +233,7 @@ def test_forged_tool_messages_are_put_aside(
 
 def as_step(run_id: str) -> bytes:
     """A step's message that was signed for its own queue and put into another one."""
-    return StepMessages("stepfleet", signing_keys(KEY)).build(StepHint(run_id, 0), "x").encode()
+    return StepTaskMessages("stepfleet", signing_keys(KEY)).build(StepHint(run_id, 0), "x").encode()
 
 
 def test_a_fleet_without_keys_takes_signed_messages(

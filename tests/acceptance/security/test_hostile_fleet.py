@@ -21,7 +21,7 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.store.dispatch import CallMessages, StepMessages
+from stepfleet.orchestrator.store.dispatch import CallMessages, StepTaskMessages
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
@@ -161,7 +161,11 @@ def test_replayed_messages_move_no_run(
     """Every step's message many times, before its time, in it and after the end; tools' too."""
     second, replayed = hold(answers, 2)
     worker = start_worker(env={"STEPFLEET_TRANSPORT": transport})
-    queue, steps, calls = BrokerQueue(broker), StepMessages("stepfleet"), CallMessages("stepfleet")
+    queue, steps, calls = (
+        BrokerQueue(broker),
+        StepTaskMessages("stepfleet"),
+        CallMessages("stepfleet"),
+    )
 
     def replay(run_id: str) -> None:
         built = [steps.build(StepHint(run_id, step), "plain") for step in range(6)]

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.batches.requests import BatchRequests, Request
+from stepfleet.orchestrator.store.batches.requests import BatchRequest, BatchRequests
 from stepfleet.orchestrator.store.lua import run_script
 
 AGENT = plain_agent()
@@ -54,7 +54,7 @@ class Stalling(BatchRequests):
     asleep: asyncio.Event
     awake: asyncio.Event
 
-    async def sweep_runs(self, request: Request, *about: Any) -> Any:
+    async def sweep_runs(self, request: BatchRequest, *about: Any) -> Any:
         swept = await super().sweep_runs(request, *about)
         self.asleep.set()
         await self.awake.wait()
@@ -143,7 +143,7 @@ async def test_the_end_of_a_request_leaves_the_next_one_alone(
     resume = await in_force(desk, batch, "resume")
 
     class Overtaken(BatchRequests):
-        async def lift(self, request: Request) -> None:
+        async def lift(self, request: BatchRequest) -> None:
             await in_force(desk, batch, "cancel")
             await super().lift(request)
 
@@ -199,13 +199,13 @@ async def test_a_cancel_without_its_fields_counts_no_loss_twice(
     own = run_id_of(batch.id, 0)
     await desk.claim(own)
     await desk.opened.connection.execute("HSET", desk.opened.keys.run(own), "lease", 1)
-    request = Request(batch.id, RUNS, "cancel", 1, fields)
+    request = BatchRequest(batch.id, RUNS, "cancel", 1, fields)
     await requests_of(desk).flag(request)
     assert (await requests_of(desk).sweep(request)).runs == 0
     await desk.claim(own)
     header = await desk.header(own)
     assert (header["crashes"], header.get("heard")) == ("1", None)
-    await requests_of(desk).flag(Request(batch.id, RUNS, "pause", 2))
+    await requests_of(desk).flag(BatchRequest(batch.id, RUNS, "pause", 2))
     assert (await desk.refused(run_id_of(batch.id, 1))).why is Refused.PAUSED
 
 
@@ -213,7 +213,7 @@ async def test_a_cancel_whose_client_dies_as_it_asks_is_finished_by_a_worker(
     desk: Bench, batch: AsyncBatch
 ) -> None:
     class Dying(BatchRequests):
-        async def flag(self, request: Request) -> None:
+        async def flag(self, request: BatchRequest) -> None:
             raise ConnectionAbortedError
 
         async def _ask(self, *args: Any) -> Any:

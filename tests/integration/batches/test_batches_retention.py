@@ -116,7 +116,7 @@ async def test_a_run_that_ends_anew_between_two_pages_leaves_nothing_without_end
     first = run_id_of(batch.id, 0)
     pages = 0
 
-    send = pace.Pace.send
+    send = pace.SweepPace.send
 
     async def retried_behind_the_first_page(*given: Any) -> Any:
         nonlocal pages
@@ -127,7 +127,7 @@ async def test_a_run_that_ends_anew_between_two_pages_leaves_nothing_without_end
             await desk.commit(claim, answered(claim))
         return answer
 
-    monkeypatch.setattr(pace.Pace, "send", retried_behind_the_first_page)
+    monkeypatch.setattr(pace.SweepPace, "send", retried_behind_the_first_page)
     await desk.keep_up()
     assert await connection.execute("PTTL", keys.batch(0, batch.id)) > 0
     assert await connection.execute("ZSCORE", keys.over(0), batch.id) is not None

@@ -16,7 +16,7 @@ from support.runs.stored_runs import (
 )
 
 from stepfleet.orchestrator import Agent, AsyncBatch, AsyncFleet, ConfigurationError
-from stepfleet.orchestrator.batches.following import Following
+from stepfleet.orchestrator.batches.following import FollowUpSubmission
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.upkeep import FollowUpIndex
@@ -45,7 +45,7 @@ async def follow(desk: Bench) -> list[str]:
     store = with_settings(opened, retention=60)
     due, _ = await store.follow_ups.due()
     for batch_id in due:
-        await Following(store).look(batch_id)
+        await FollowUpSubmission(store).look(batch_id)
     return due
 
 
@@ -202,15 +202,21 @@ async def test_a_submission_goes_on_where_a_dead_worker_left_it(
     batches = with_settings(opened, retention=60).batches
     index = Dying(opened, batches)
     with pytest.raises(asyncio.CancelledError):
-        await Following(with_gateways(opened, batches=batches, follow_ups=index)).look(second.id)
+        await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=index)).look(
+            second.id
+        )
     begun = await second.progress()
     assert begun.waits
     assert begun.submitted == 4
     assert not begun.submission_stalled
     assert not await index.take(second.id)
     await index.release(second.id)  # as its turn ends by itself
-    await Following(with_gateways(opened, batches=batches, follow_ups=index)).look(second.id)
-    await Following(with_gateways(opened, batches=batches, follow_ups=index)).look(second.id)
+    await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=index)).look(
+        second.id
+    )
+    await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=index)).look(
+        second.id
+    )
     progress = await second.progress()
     assert (progress.submitted, progress.total, progress.waits) == (10, 10, False)
     assert await index.due() == ([], False)
@@ -304,7 +310,7 @@ async def test_a_batch_is_not_forgotten_whose_client_stalls_before_its_record_is
 
     async def stalls(self: Batches, manifest: Manifest) -> None:
         if manifest.plan is not None:
-            await Following(with_gateways(opened, batches=batches, follow_ups=index)).look(
+            await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=index)).look(
                 manifest.batch_id
             )
         await real(self, manifest)
@@ -349,7 +355,9 @@ async def test_a_worker_whose_turn_has_ended_refuses_no_batch(
         return await real(batch_id)
 
     slow.hold = stalls  # type: ignore[method-assign]
-    await Following(with_gateways(opened, batches=batches, follow_ups=slow)).look(second.id)
+    await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=slow)).look(
+        second.id
+    )
     progress = await second.progress()
     assert (progress.waits, progress.refused) == (True, None)
 

@@ -18,7 +18,7 @@ from stepfleet.orchestrator.store.codec import milliseconds, moment
 from stepfleet.orchestrator.store.fleet.checks import fleet_checks, read_fleet
 from stepfleet.orchestrator.store.fleet.overview import fleet_figures
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS, SCHEDULES, USED
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.runs.submission import NewRun, RunSubmission
 
 LINES = [{"id": f"{n}", "input": "x"} for n in range(3)]
 AGENT = Agent("plain", model="openai:none")
@@ -314,14 +314,14 @@ async def died_amid_a_tick(
     await fleet.schedules.add("s", LINES, AGENT, cron="0 * * * *", **options)
     store, worker = await opened(fleet)
     await make_due(store, "s", 1)
-    real = Submission.create_all
+    real = RunSubmission.create_all
 
-    async def dies(self: Submission, runs: Sequence[NewRun]) -> list[bool]:
+    async def dies(self: RunSubmission, runs: Sequence[NewRun]) -> list[bool]:
         await real(self, runs[:1])
         raise asyncio.CancelledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Submission, "create_all", dies)
+        patch.setattr(RunSubmission, "create_all", dies)
         patch.setattr(Schedules, "release", nothing)
         with pytest.raises(asyncio.CancelledError):
             await worker.look("s")

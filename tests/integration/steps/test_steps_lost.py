@@ -28,7 +28,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.errors import RateLimitError
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refused, StepHint
-from stepfleet.orchestrator.store.batches.requests import Request, pause_fleet
+from stepfleet.orchestrator.store.batches.requests import BatchRequest, pause_fleet
 from stepfleet.worker.engine.bridge import TIME_IS_UP
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.step import StepReport, run_step
@@ -237,7 +237,7 @@ async def test_a_pause_is_read_before_each_tool(
             if whole == "run":
                 assert (await desk.control.pause(run_id)).outcome == "requested"
             elif whole == "batch":
-                await batches.flag(Request("b1", 0, "pause", 1, ""))
+                await batches.flag(BatchRequest("b1", 0, "pause", 1, ""))
             else:
                 await pause_fleet(connection, keys, paused=True)
 

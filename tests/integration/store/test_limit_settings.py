@@ -12,14 +12,14 @@ from stepfleet.orchestrator.store.keys import NO_PREFIX
 from stepfleet.orchestrator.store.limits import (
     SETTLED_MS,
     SUBMITTED,
-    Limits,
+    LimitStore,
 )
 
 MODEL = "openai:m"
 SETTINGS = NO_PREFIX.of(keys.LIMIT_SETTINGS)
 
 
-def of(desk: Bench) -> Limits:
+def of(desk: Bench) -> LimitStore:
     return desk.opened.limits
 
 

@@ -19,7 +19,7 @@ from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys, lua
-from stepfleet.orchestrator.store.admission import GRANTED, Request, settling
+from stepfleet.orchestrator.store.admission import GRANTED, GrantRequest, settling
 from stepfleet.orchestrator.store.fleet.quarantine import entry, keep_aside
 from stepfleet.orchestrator.store.store import open_store
 from stepfleet.orchestrator.tools.builtin.people import ask_person
@@ -213,7 +213,8 @@ async def test_a_call_is_spent_once_though_the_reply_to_its_settlement_is_lost(
         gate = Gate(far.opened, "w1")
         await gate.settings.change(MODEL, {"calls": 9})
         first, second = (
-            Request(StepHint(name, 0), "a", "", (MODEL,), Amounts(spending=call)) for name in "rs"
+            GrantRequest(StepHint(name, 0), "a", "", (MODEL,), Amounts(spending=call))
+            for name in "rs"
         )
         for one in (first, second):
             assert await gate.call(one.operation("try")) == GRANTED

@@ -19,7 +19,7 @@ from support.servers.redis_cluster import RedisCluster
 
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.circuits import Circuits
-from stepfleet.orchestrator.store.pace import Pace
+from stepfleet.orchestrator.store.pace import SweepPace
 from stepfleet.orchestrator.store.runs.steps import IsolationMarks
 from stepfleet.worker.runtime.rescuer import Rescuer
 
@@ -61,8 +61,8 @@ class Rig:
         return self.bench.opened.circuits
 
     @property
-    def pace(self) -> Pace:
-        return Pace(self.bench.opened.connection)
+    def pace(self) -> SweepPace:
+        return SweepPace(self.bench.opened.connection)
 
     @property
     def requests(self) -> BatchRequests:

@@ -4,7 +4,7 @@ from support.runs.stored_runs import Bench, with_settings
 
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.records.batch import Manifest
-from stepfleet.orchestrator.store.batches.requests import BatchRequests, Request
+from stepfleet.orchestrator.store.batches.requests import BatchRequest, BatchRequests
 
 
 def requests_of(desk: Bench) -> BatchRequests:
@@ -18,7 +18,7 @@ async def manifest_of(desk: Bench, batch: AsyncBatch) -> Manifest:
     return await with_settings(opened, retention=60).batches.get(batch.id)
 
 
-async def in_force(desk: Bench, batch: AsyncBatch, word: str, request: str = "") -> Request:
+async def in_force(desk: Bench, batch: AsyncBatch, word: str, request: str = "") -> BatchRequest:
     """Ask something of the whole batch, and sweep nothing. `request` is the token."""
     manifest = await manifest_of(desk, batch)
     fields = desk.control.batch_cancel("enough") if word == "cancel" else ""

@@ -27,9 +27,9 @@ from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, Verdict, decide
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.runs.control import Control
-from stepfleet.orchestrator.store.runs.reading import Runs
+from stepfleet.orchestrator.store.runs.reading import RunReader
 from stepfleet.orchestrator.store.runs.steps import IsolationMarks, StepStore
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.runs.submission import NewRun, RunSubmission
 from stepfleet.orchestrator.store.store import Store, open_store
 
 USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15)
@@ -46,8 +46,8 @@ class Bench:
 
     opened: Store
     steps: StepStore
-    submission: Submission
-    runs: Runs
+    submission: RunSubmission
+    runs: RunReader
     control: Control
     agent: Agent
     tokens: "itertools.count[int]" = field(default_factory=itertools.count)

@@ -28,9 +28,9 @@ from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.admission import (
     FAILED,
     PAUSED,
-    Answer,
+    AdmissionReply,
+    GrantRequest,
     Operation,
-    Request,
     throttling,
 )
 from stepfleet.orchestrator.store.store import Store
@@ -179,7 +179,7 @@ class Gate:
                 return await asyncio.shield(pause) == PAUSED
         return False
 
-    def use(self, request: Request, model: str, key: str = "") -> UsedGrant:
+    def use(self, request: GrantRequest, model: str, key: str = "") -> UsedGrant:
         """Note a grant that is used here: it is renewed."""
         spending = request.amounts.spending or NOTHING
         key = key or request.key
@@ -301,7 +301,7 @@ class Gate:
             log.log(level, "admitted steps wait for the broker: %s", error)
             self._unsent.update(admitted)
 
-    async def _apply(self, answer: Answer) -> None:
+    async def _apply(self, answer: AdmissionReply) -> None:
         self.waiting = answer.waiting
         if answer.missing and (operations := self._baselines.wanted(answer.missing)):
             self._keep(asyncio.create_task(self._bring(operations)))
