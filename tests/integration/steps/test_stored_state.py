@@ -194,7 +194,8 @@ async def test_a_state_that_is_rebuilt_from_the_log_equals_the_stored_one(redis_
 def test_a_conversation_changes_in_one_place() -> None:
     """STATE-07: the fold over the log adds messages; what else names them reads or starts anew."""
     places = {
-        "orchestrator/client/checkpoints.py": "a checkpoint's parts, each fact once; joined again",
+        "orchestrator/client/copies.py": "a checkpoint's parts, each fact once",
+        "orchestrator/client/checkpoints.py": "those parts joined again",
         "orchestrator/protocol/fold.py": "adds what a step added",
         "orchestrator/protocol/serialization/slim.py": "reads a snapshot's messages",
         "orchestrator/store/runs/reading.py": "reads the end of a conversation from its log",
@@ -238,7 +239,7 @@ def _has_messages(update: ast.expr) -> bool:
     )
 
 
-WRITERS = {"Submission.create", "StepStore.commit", "Control.retry", "RunImport.create"}
+WRITERS = {"RunSubmission.create", "StepStore.commit", "Control.retry", "RunSubmission.adopt"}
 """A person's words, the fold's messages, a step taken back or a further message, a whole copy."""
 
 
