@@ -21,8 +21,7 @@ from processes import model
 from reports import Column, Report, begin, finish, parser, show
 
 from stepfleet.orchestrator import Message, ModelRequest, ModelSettings, ToolCall, ToolSpec
-from stepfleet.orchestrator.models.endpoint import endpoint_of
-from stepfleet.orchestrator.models.routes import ROUTES
+from stepfleet.orchestrator.models.endpoint import ROUTES, endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES, environment_of
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.providers import FORMATS

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.agents.answers import SpecialTool as SpecialTool
     from stepfleet.orchestrator.agents.builder import AgentBuilder as AgentBuilder
     from stepfleet.orchestrator.agents.config import AgentConfig as AgentConfig
-    from stepfleet.orchestrator.agents.keywords import AgentKeywords as AgentKeywords
-    from stepfleet.orchestrator.agents.keywords import RunOverrides as RunOverrides
+    from stepfleet.orchestrator.agents.config import AgentKeywords as AgentKeywords
+    from stepfleet.orchestrator.agents.config import RunOverrides as RunOverrides
     from stepfleet.orchestrator.agents.loader import agents_of_file as agents_of_file
     from stepfleet.orchestrator.agents.loader import builder_of as builder_of
     from stepfleet.orchestrator.agents.planning import Planning as Planning
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.batches.check import LineProblem as LineProblem
     from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
     from stepfleet.orchestrator.batches.failures import Failures as Failures
-    from stepfleet.orchestrator.batches.files.tables.table import ResultTable as ResultTable
+    from stepfleet.orchestrator.batches.files.tables import ResultTable as ResultTable
     from stepfleet.orchestrator.client.approvals import (
         AsyncFleetApprovals as AsyncFleetApprovals,
     )
@@ -99,13 +99,13 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.errors import NotFoundError as NotFoundError
     from stepfleet.orchestrator.errors import RunFailed as RunFailed
     from stepfleet.orchestrator.errors import StoreError as StoreError
-    from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig as BroadcastConfig
-    from stepfleet.orchestrator.events.streamed_text import StreamedText as StreamedText
+    from stepfleet.orchestrator.events.envelope import StreamedText as StreamedText
+    from stepfleet.orchestrator.events.subscribers import BroadcastConfig as BroadcastConfig
     from stepfleet.orchestrator.events.subscribers import Subscribers as Subscribers
     from stepfleet.orchestrator.limits.limit import Limit as Limit
     from stepfleet.orchestrator.memory.conversation import MemoryManager as MemoryManager
+    from stepfleet.orchestrator.memory.policy import Memory as Memory
     from stepfleet.orchestrator.memory.policy import MemoryPolicy as MemoryPolicy
-    from stepfleet.orchestrator.memory.protocol import Memory as Memory
     from stepfleet.orchestrator.models.caching import CachePolicy as CachePolicy
     from stepfleet.orchestrator.models.caching import CacheStatistics as CacheStatistics
     from stepfleet.orchestrator.models.llm import LLM as LLM
@@ -113,10 +113,10 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.models.pricing.ledger import ModelCall as ModelCall
     from stepfleet.orchestrator.models.support import Support as Support
     from stepfleet.orchestrator.models.support import supports as supports
-    from stepfleet.orchestrator.protocol.serialization.slim import SlimSerializer as SlimSerializer
-    from stepfleet.orchestrator.protocol.serialization.slim_config import (
+    from stepfleet.orchestrator.protocol.serialization import (
         SlimSerializationConfig as SlimSerializationConfig,
     )
+    from stepfleet.orchestrator.protocol.serialization import SlimSerializer as SlimSerializer
     from stepfleet.orchestrator.records.batch import BatchPage as BatchPage
     from stepfleet.orchestrator.records.batch import BatchProgress as BatchProgress
     from stepfleet.orchestrator.records.calls.answers import Ask as Ask
@@ -148,8 +148,8 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.responses import LLMResponse as LLMResponse
     from stepfleet.orchestrator.records.responses import ModelRequest as ModelRequest
     from stepfleet.orchestrator.records.responses import ModelSettings as ModelSettings
-    from stepfleet.orchestrator.records.run.causes import FailedRun as FailedRun
-    from stepfleet.orchestrator.records.run.causes import LastError as LastError
+    from stepfleet.orchestrator.records.run.facts import FailedRun as FailedRun
+    from stepfleet.orchestrator.records.run.facts import LastError as LastError
     from stepfleet.orchestrator.records.run.report import DebugSummary as DebugSummary
     from stepfleet.orchestrator.records.run.results import AgentRunResult as AgentRunResult
     from stepfleet.orchestrator.records.run.results import RunStatus as RunStatus
@@ -158,14 +158,14 @@ if TYPE_CHECKING:
     from stepfleet.orchestrator.records.run.summary import RunTimeline as RunTimeline
     from stepfleet.orchestrator.records.run.summary import RunTree as RunTree
     from stepfleet.orchestrator.records.run.summary import StepSummary as StepSummary
+    from stepfleet.orchestrator.records.run.trace import Action as Action
     from stepfleet.orchestrator.records.run.trace import AgentTrace as AgentTrace
-    from stepfleet.orchestrator.records.run.trace_steps import Action as Action
-    from stepfleet.orchestrator.records.run.trace_steps import FinalAnswer as FinalAnswer
-    from stepfleet.orchestrator.records.run.trace_steps import Observation as Observation
-    from stepfleet.orchestrator.records.run.trace_steps import PlanningStep as PlanningStep
-    from stepfleet.orchestrator.records.run.trace_steps import Task as Task
-    from stepfleet.orchestrator.records.run.trace_steps import ToolTrace as ToolTrace
-    from stepfleet.orchestrator.records.run.trace_steps import ToolTraces as ToolTraces
+    from stepfleet.orchestrator.records.run.trace import FinalAnswer as FinalAnswer
+    from stepfleet.orchestrator.records.run.trace import Observation as Observation
+    from stepfleet.orchestrator.records.run.trace import PlanningStep as PlanningStep
+    from stepfleet.orchestrator.records.run.trace import Task as Task
+    from stepfleet.orchestrator.records.run.trace import ToolTrace as ToolTrace
+    from stepfleet.orchestrator.records.run.trace import ToolTraces as ToolTraces
     from stepfleet.orchestrator.records.schedule import Schedule as Schedule
     from stepfleet.orchestrator.records.schedule import ScheduleState as ScheduleState
     from stepfleet.orchestrator.records.schedule import ScheduleView as ScheduleView
@@ -208,15 +208,14 @@ _WHERE = {
     "agents.agent": "Agent",
     "agents.answers": "Continue ReturnAnswer ReturnResult SpecialTool",
     "agents.builder": "AgentBuilder",
-    "agents.config": "AgentConfig",
-    "agents.keywords": "AgentKeywords RunOverrides",
+    "agents.config": "AgentConfig AgentKeywords RunOverrides",
     "agents.loader": "agents_of_file builder_of",
     "agents.planning": "Planning",
-    "agents.sub_agents": "AgentTool HandoffTool",
     "agents.strategies": "ChainOfThought NoOp ReAct StateChange Strategy StrategyContext",
+    "agents.sub_agents": "AgentTool HandoffTool",
     "batches.check": "BatchCheck LineProblem",
     "batches.failures": "FailureGroup Failures",
-    "batches.files.tables.table": "ResultTable",
+    "batches.files.tables": "ResultTable",
     "client.approvals": "AsyncFleetApprovals DecideOptions",
     "client.batch": "AsyncBatch AsyncFleetBatches ThenOptions",
     "client.blocking": (
@@ -232,49 +231,50 @@ _WHERE = {
     "client.inputs": "BatchOptions RunOptions SubmitOptions",
     "client.limits": "AsyncFleetLimits",
     "client.local": "DebugStep",
+    "client.operations.approvals": "AsyncFleetApprovals DecideOptions",
+    "client.operations.cache": "AsyncFleetCache",
+    "client.operations.costs": "CostOptions",
+    "client.operations.limits": "AsyncFleetLimits",
+    "client.operations.schedules": "AsyncFleetSchedules ScheduleOptions",
     "client.rendering": "RunView UIMessage",
     "client.runs": "AsyncFleetRuns RunConditions",
     "client.schedules": "AsyncFleetSchedules ScheduleOptions",
     "continuation": "ContinuationCriteria when",
     "continuation.error_policy": "ErrorHandlingDecision ErrorPolicy",
     "errors": (
-        "AgentException ConfigurationError ConflictError MaxStepsExceeded NotFoundError RunFailed "
-        "StoreError"
+        "AgentException ConfigurationError ConflictError MaxStepsExceeded NotFoundError "
+        "RunFailed StoreError"
     ),
-    "events.broadcast.config": "BroadcastConfig",
-    "events.streamed_text": "StreamedText",
-    "events.subscribers": "Subscribers",
+    "events.subscribers": "BroadcastConfig Subscribers",
+    "events.envelope": "StreamedText",
     "limits.limit": "Limit",
     "memory.conversation": "MemoryManager",
-    "memory.policy": "MemoryPolicy",
-    "memory.protocol": "Memory",
+    "memory.policy": "MemoryPolicy Memory",
     "models.caching": "CachePolicy CacheStatistics",
     "models.llm": "LLM",
     "models.pricing.ledger": "CostStatistics ModelCall",
     "models.support": "Support supports",
-    "protocol.serialization.slim": "SlimSerializer",
-    "protocol.serialization.slim_config": "SlimSerializationConfig",
-    "records.calls.answers": "Ask AskCount AskPage Decided Decision RunEnd SubAgentLimits",
+    "protocol.serialization": "SlimSerializer SlimSerializationConfig",
     "records.batch": "BatchPage BatchProgress",
+    "records.calls.answers": "Ask AskCount AskPage Decided Decision RunEnd SubAgentLimits",
+    "records.calls.tools": "ToolCall ToolCallRecord ToolSpec",
+    "records.conversation.messages": "Message Role",
     "records.errors": "Cause ErrorInfo ErrorType ModelErrorCode",
     "records.ledger": "CallState CostLine CostRow Costs",
-    "records.conversation.messages": "Message Role",
     "records.outcome": (
         "ContinuationDecision ContinuationEvaluation ContinuationOutcome StopReason"
     ),
     "records.responses": "LLMResponse ModelRequest ModelSettings",
-    "records.run.causes": "FailedRun LastError",
+    "records.run.facts": "FailedRun LastError",
     "records.run.report": "DebugSummary",
     "records.run.results": "AgentRunResult RunStatus",
     "records.run.summary": "RunPage RunSummary RunTimeline RunTree StepSummary",
-    "records.run.trace": "AgentTrace",
-    "records.run.trace_steps": (
-        "Action FinalAnswer Observation PlanningStep Task ToolTrace ToolTraces"
+    "records.run.trace": (
+        "AgentTrace Action FinalAnswer Observation PlanningStep Task ToolTrace ToolTraces"
     ),
     "records.schedule": "Schedule ScheduleState ScheduleView",
     "records.state": "AgentState Lifecycle",
     "records.steps": "FinishReason Handoff LoggedStep StepResult",
-    "records.calls.tools": "ToolCall ToolCallRecord ToolSpec",
     "records.usage": "UsageStats",
     "settings.settings": "Settings",
     "settings.signing": "SigningKeys",

@@ -9,7 +9,7 @@ shadowed unasked.
 """
 
 from stepfleet.orchestrator.records.errors import AgentException, ErrorType, ModelErrorCode
-from stepfleet.orchestrator.records.run.raising import (
+from stepfleet.orchestrator.records.run.results import (
     MaxStepsExceeded,
     RunActive,
     RunFailed,

@@ -22,8 +22,8 @@ from stepfleet.orchestrator.settings.own_app import app_settings, check_addresse
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings, load_settings
 from stepfleet.orchestrator.store.dispatch import celery_app
 from stepfleet.orchestrator.store.keys import QUARANTINE
-from stepfleet.worker.engine.admission import Gate
 from stepfleet.worker.engine.bridge import end_home, explain_ends
+from stepfleet.worker.engine.concurrency import Gate
 from stepfleet.worker.engine.other_tasks import dead_letter_receiver, give_threads, limit_tasks
 from stepfleet.worker.engine.pool import refuse_greenlet_pools
 from stepfleet.worker.engine.transport import EVENTS, batch_url

@@ -11,10 +11,8 @@ from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.memory.custom import CustomPolicy
-from stepfleet.orchestrator.memory.limits import Count
-from stepfleet.orchestrator.memory.protocol import Memory
-from stepfleet.orchestrator.memory.pruning import estimate_tokens
+from stepfleet.orchestrator.memory.policy import Memory
+from stepfleet.orchestrator.memory.pruning import Count, CustomPolicy, estimate_tokens
 from stepfleet.orchestrator.models.pricing import Cost
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries

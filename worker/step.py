@@ -21,9 +21,15 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
-from stepfleet.orchestrator.protocol.holding import held, holding_error
 from stepfleet.orchestrator.protocol.lost_attempts import lost_use
-from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
+from stepfleet.orchestrator.protocol.verdict import (
+    Facts,
+    Move,
+    Verdict,
+    decide,
+    held,
+    holding_error,
+)
 from stepfleet.orchestrator.records.usage import LostUse, Spent
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed
 from stepfleet.worker.attempt.made_calls import in_vain

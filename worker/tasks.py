@@ -18,8 +18,14 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry
 from stepfleet.worker.attempt.tool_task import CallReport
-from stepfleet.worker.engine.admission import Gate, Inadmissible, call_hint, check_limits, step_hint
 from stepfleet.worker.engine.bridge import await_
+from stepfleet.worker.engine.concurrency import (
+    Gate,
+    Inadmissible,
+    call_hint,
+    check_limits,
+    step_hint,
+)
 from stepfleet.worker.runtime.services import Services
 from stepfleet.worker.step import StepReport
 

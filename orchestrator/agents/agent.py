@@ -4,24 +4,28 @@ A run stores the configuration it started with; workers find the code by the age
 """
 
 import copy
-from collections.abc import Iterable, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Unpack
+from typing import Any, Unpack, get_args
 
 from pydantic import ValidationError
 
-from stepfleet.orchestrator.agents.answers.special import SpecialTool
-from stepfleet.orchestrator.agents.assembly import (
-    check_contract,
-    check_reasoning,
-    contract_of,
-    reasoning_of,
-    strategy_of,
+from stepfleet.orchestrator.agents.answers.contract import AnswerContract
+from stepfleet.orchestrator.agents.answers.definitions import SpecialTool
+from stepfleet.orchestrator.agents.config import AgentConfig, AgentKeywords, ToolRef
+from stepfleet.orchestrator.agents.planning import UPDATE_PLAN, PlanningReasoner
+from stepfleet.orchestrator.agents.reasoner import Reasoner, chain_of
+from stepfleet.orchestrator.agents.strategies import (
+    NoOp,
+    OutputMode,
+    Strategy,
+    StrategyReasoner,
+    make_strategy,
+    stored_name,
 )
-from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
-from stepfleet.orchestrator.agents.keywords import AgentKeywords
-from stepfleet.orchestrator.agents.reasoner import Reasoner
-from stepfleet.orchestrator.agents.strategies import Strategy, stored_name
+from stepfleet.orchestrator.agents.strategies.built_in import is_reference
 from stepfleet.orchestrator.agents.sub_agents import (
     AgentTool,
     HandoffTool,
@@ -43,14 +47,238 @@ from stepfleet.orchestrator.continuation.error_policy import (
 )
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.subscribers import Subscribers
-from stepfleet.orchestrator.memory.protocol import Memory
+from stepfleet.orchestrator.memory.policy import Memory
 from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import Awaited
-from stepfleet.orchestrator.records.text.articles import with_article
-from stepfleet.orchestrator.records.text.validation import explain_invalid
+from stepfleet.orchestrator.records.text.validation import explain_invalid, meant, with_article
 from stepfleet.orchestrator.tools import Middleware, Tool, ToolRegistry, registry_of, tools_of
-from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
-from stepfleet.orchestrator.tools.schemas.handles import schema_of
+from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, check_nesting, plain_json
+from stepfleet.orchestrator.tools.schemas.handles import handle_of, schema_of
+
+
+def contract_of(config: AgentConfig, specials: Sequence[SpecialTool]) -> AnswerContract | None:
+    """Return the answer contract of runs of `config`, or None where any text ends them.
+
+    Raises `ConfigurationError` where `specials` lack one that the run was started with.
+    """
+    if not config.demands_answer and not config.special_tools:
+        return None
+    known = {one.name: one for one in specials}
+    missing = [name for name in config.special_tools if name not in known]
+    if missing:
+        raise ConfigurationError(
+            f"agent {config.name!r} on this worker has no special tool {missing[0]!r}, which the "
+            "run was started with; deploy it again under that name"
+        )
+    return AnswerContract(
+        handle_of(config.output_schema) if config.output_schema is not None else None,
+        required=config.demands_answer,
+        native=config.answers_natively,
+        # Messages that a strategy words may be JSON of its own.
+        by_tool_alone=config.strategy is not None,
+        specials=(known[name] for name in config.special_tools),
+        has_tools=bool(config.tools or config.mcp_servers or config.planning or config.strategy),
+    )
+
+
+def check_contract(config: AgentConfig, specials: Sequence[SpecialTool]) -> None:
+    """Raise `ConfigurationError` where an answer contract cannot be kept, or the agent stored."""
+    wrong = [one for one in specials if not isinstance(one, SpecialTool)]
+    if wrong:
+        kind = with_article(type(wrong[0]).__name__)
+        msg = f"agent {config.name!r}: special_tools holds {kind}; give SpecialTool objects"
+        raise ConfigurationError(msg)
+    config.check_answer()
+    config.check_storable()
+
+
+def strategy_of(config: AgentConfig, given: Any) -> Strategy | None:
+    """Return the strategy of an agent in code, made with its options and checked.
+
+    Raises `ConfigurationError` that names the field and the fix.
+    """
+    if isinstance(given, Strategy) and config.strategy_options:
+        msg = "field 'strategy_options': a finished object has its options; give its name instead"
+        raise ConfigurationError(msg)
+    try:
+        plain_json(config.strategy_options)
+    except BoundsError as error:
+        msg = f"field 'strategy_options': they are stored, so they must be JSON data: {error}"
+        raise ConfigurationError(msg) from None
+    if given is not None and not isinstance(given, Strategy | str):
+        kind = type(given).__name__
+        msg = f"field 'strategy': a {kind} is none; give a Strategy, a name or 'module:attribute'"
+        raise ConfigurationError(msg)
+    made: Strategy | None = (
+        make_strategy(given, config.strategy_options) if isinstance(given, str) else given
+    )
+    if made is None and config.strategy_options:
+        raise ConfigurationError("field 'strategy_options': there is no strategy; set strategy too")
+    check_reasoning(config, made)
+    return made
+
+
+def check_reasoning(config: AgentConfig, strategy: Strategy | None) -> None:
+    """Raise `ConfigurationError` where a configuration contradicts its strategy or its plans."""
+    tracked = config.planning is not None and config.planning.tracked
+    names = {*config.special_tools, *(tool.name for tool in config.tools)}
+    if tracked and UPDATE_PLAN in names:
+        msg = f"tool {UPDATE_PLAN!r} is the planning's own; rename yours, or set tracked=False"
+        raise ConfigurationError(msg)
+    in_json_mode = strategy is not None and strategy.mode is OutputMode.JSON
+    name = type(strategy).__name__ if in_json_mode else None
+    config.check_tool_choice(name)
+    if name is None:
+        return
+    if config.answer_mode == "native" and config.output_schema is not None:
+        raise ConfigurationError(
+            f"field 'answer_mode': 'native' and the JSON mode of strategy {name} both set the form "
+            "of messages; use answer_mode 'tool', or strategy_options={'mode': 'text'}"
+        )
+    for field in ("response_format", "tools"):
+        if field in config.settings.extra_body:
+            raise ConfigurationError(
+                f"field 'settings.extra_body.{field}' contradicts the JSON mode of strategy "
+                f"{name}; remove it, or use strategy_options={{'mode': 'text'}}"
+            )
+
+
+def reasoning_of(
+    config: AgentConfig,
+    own: AgentConfig,
+    strategy: Strategy | None,
+    contract: Reasoner | None = None,
+) -> Reasoner | None:
+    """Return the reasoner of a run of `config`, around `contract`; None for a plain agent.
+
+    `own` is the configuration of the agent's code here and `strategy` its strategy. Raises
+    `ConfigurationError` where the run started with another one that is not here.
+    """
+    chosen = _chosen(config, own, strategy)
+    if chosen is None and config.user_template is not None:
+        chosen = NoOp()
+    # The contract first: its tools are worded as the strategy words all tools.
+    led = chain_of(contract, StrategyReasoner(chosen, config.user_template) if chosen else None)
+    if config.planning is None:
+        return led
+    as_text = chosen is not None and chosen.mode is OutputMode.JSON
+    return PlanningReasoner(config.planning, led, calls_as_text=as_text)
+
+
+def _chosen(config: AgentConfig, own: AgentConfig, strategy: Strategy | None) -> Strategy | None:
+    if config.strategy is None:
+        return None
+    if (config.strategy, config.strategy_options) == (own.strategy, own.strategy_options):
+        return strategy
+    if is_reference(config.strategy):
+        # This worker's code decides about imports, never the store.
+        raise ConfigurationError(
+            f"the run of agent {config.name!r} was started with strategy {config.strategy!r}, "
+            f"which its code on this worker does not name any more; deploy it again"
+        )
+    return make_strategy(config.strategy, config.strategy_options)
+
+
+PREFIX = "STEPFLEET_AGENT__"
+"""`STEPFLEET_AGENT__SOLVER__MAX_STEPS` is the field `max_steps` of the agent `solver`."""
+NONE = "none"
+"""Switches a limit off, in a file and in the environment."""
+POLICIES = ("stop_on_any_error", "retry_tool_errors", "ignore_tool_errors", "retry_all")
+CODE = ("output_type", "criteria", "context", "subscribers", "special_tools", "middleware")
+"""Arguments of `Agent` that a file names as `module:attribute`."""
+TEXTS = ("instructions", "prompt", "user_template")
+"""Fields whose text may begin with a bracket."""
+FIELDS = frozenset(AgentConfig.model_fields) - {"name"} | {*CODE, "earlier_tools", "handoffs"}
+
+
+def layered(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both, `second` winning; where both are tables, field by field."""
+    merged = dict(first)
+    for name, value in second.items():
+        before = _table(merged.get(name))
+        if before is not None and isinstance(value, Mapping):
+            merged[name] = layered(before, value)
+        else:
+            merged[name] = value
+    return merged
+
+
+def prefix_of(agent: str) -> str:
+    """Return the prefix of an agent's variables."""
+    return f"{PREFIX}{re.sub(r'[^A-Z0-9]', '_', agent.upper())}__"
+
+
+def from_environment(name: str, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the fields of the agent `name` in the environment, in the form of a file's table.
+
+    Values are text, JSON where they begin with a bracket, or `none`. Raises `ConfigurationError`
+    that names the variable.
+    """
+    prefix = prefix_of(name)
+    found: dict[str, Any] = {}
+    for variable in sorted(one for one in environment if one.startswith(prefix)):
+        path = variable.removeprefix(prefix).lower().split("__")
+        if path[0] not in FIELDS:
+            close = meant(path[0], FIELDS) or "; docs/configuration.md lists them"
+            msg = f"{variable}: an agent has no field {path[0]!r}{close}"
+            raise ConfigurationError(msg)
+        text = environment[variable]
+        value: Any = text if path[0] in TEXTS else _value(variable, text)
+        for part in reversed(path):
+            value = {part: value}
+        found = layered(found, value)
+    return found
+
+
+def with_limits_off(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a table's fields with `none` in the place of numbers read as no limit."""
+    return {
+        name: None if value == NONE and _may_be_none(name) else value
+        for name, value in fields.items()
+    }
+
+
+def with_presets(agent: str, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields with an error policy that is named by its preset made a policy.
+
+    Raises `ConfigurationError` for an unknown name.
+    """
+    policy = fields.get("error_policy")
+    if isinstance(policy, str):
+        policy = {"preset": policy}
+    if not isinstance(policy, Mapping) or "preset" not in policy:
+        return dict(fields)
+    rest = {name: value for name, value in policy.items() if name != "preset"}
+    if policy["preset"] not in POLICIES:
+        raise ConfigurationError(
+            f"agent {agent!r}: field 'error_policy': {policy['preset']!r} is no preset; write one "
+            f"of {', '.join(POLICIES)}"
+        )
+    made: ErrorPolicy = getattr(ErrorPolicy, policy["preset"])()
+    return {**fields, "error_policy": {**made.model_dump(), **rest}}
+
+
+def _value(variable: str, text: str) -> Any:
+    if not text.lstrip().startswith(("{", "[")):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"{variable} is no valid JSON: {error}") from None
+
+
+def _table(value: Any) -> Mapping[str, Any] | None:
+    if isinstance(value, Record):
+        return value.model_dump(exclude_unset=True)
+    return value if isinstance(value, Mapping) else None
+
+
+def _may_be_none(name: str) -> bool:
+    known = AgentConfig.model_fields.get(name)
+    kinds = get_args(known.annotation) if known else ()
+    return type(None) in kinds and str not in kinds
+
 
 CUSTOM_MODEL = "custom:"
 

@@ -8,16 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.layers import layered, with_presets
+from stepfleet.orchestrator.agents.agent import Agent, layered, with_presets
 from stepfleet.orchestrator.agents.strategies import Strategy
 from stepfleet.orchestrator.continuation import CanDecideToContinue
 from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
-from stepfleet.orchestrator.events.subscribers import Subscribers
+from stepfleet.orchestrator.events.subscribers import BroadcastConfig, Subscribers
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
-from stepfleet.orchestrator.models.caching.policy import CachePolicy
+from stepfleet.orchestrator.models.caching import CachePolicy
 from stepfleet.orchestrator.models.llm import LLM
 
 

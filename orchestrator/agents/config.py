@@ -2,30 +2,83 @@
 
 import hashlib
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypedDict
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from stepfleet.orchestrator.agents.planning.settings import Planning
+from stepfleet.orchestrator.agents.planning import Planning
 from stepfleet.orchestrator.agents.prompt import Prompt
-from stepfleet.orchestrator.agents.strategies.template import Template
+from stepfleet.orchestrator.agents.strategies.built_in import json_strategy
+from stepfleet.orchestrator.agents.strategies.strategy import Template
 from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy
-from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
+from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
+from stepfleet.orchestrator.events.subscribers import BroadcastConfig
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
-from stepfleet.orchestrator.models.caching.policy import CachePolicy
-from stepfleet.orchestrator.models.pricing.agent_prices import Pricing
+from stepfleet.orchestrator.models.caching import CachePolicy
+from stepfleet.orchestrator.models.pricing.loading import Pricing
 from stepfleet.orchestrator.models.services import problem_of_list, problem_with
 from stepfleet.orchestrator.models.support import support_of
+from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import SubAgentLimits
 from stepfleet.orchestrator.records.responses import ModelSettings
 from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.orchestrator.records.text.validation import explain_invalid
+from stepfleet.orchestrator.records.text.validation import explain_invalid, meant
+from stepfleet.orchestrator.tools.schemas.bounded_json import (
+    READABLE_LEVELS,
+    check_nesting,
+    is_too_deep,
+)
 from stepfleet.orchestrator.tools.schemas.handles import handle_of
+
+Fields = Mapping[str, Any]
+"""A record by its fields."""
+
+
+class _ForBoth(TypedDict, total=False):
+    fallbacks: Iterable[str]
+    instructions: str
+    max_steps: int
+    token_limit: int | None
+    time_limit: float | None
+    cumulative_timeout: float | None
+    budget_usd: float | None
+    error_policy: ErrorPolicy | Fields
+    finish_reasons: Iterable[str]
+    parallel_tool_execution: bool
+    tool_choice: str
+    parallel_tool_calls: bool | None
+    model_attempts: int
+    allow_empty_answer: bool
+    settings: ModelSettings | Fields
+    memory: MemoryPolicy | Fields
+    cache: CachePolicy | Fields | bool | None
+    user_template: str | None
+    planning: Planning | Fields | None
+    broadcast: BroadcastConfig | Fields | Literal["minimal", "standard", "debug"]
+    require_final_answer: bool
+    output_schema: dict[str, Any] | None
+    answer_mode: Literal["tool", "native"]
+    sub_agent_limits: SubAgentLimits | Fields
+
+
+class RunOverrides(_ForBoth, total=False):
+    """Changes of one run to its agent's configuration."""
+
+    model: str | Sequence[str]
+
+
+class AgentKeywords(_ForBoth, total=False):
+    """Arguments of `Agent` beside its own."""
+
+    prompt: str | None
+    strategy_options: Mapping[str, Any]
+    pricing: Mapping[str, Any]
+    metadata: Mapping[str, Any]
+
 
 _SWITCH: Mapping[Any, Any] = {True: {}, False: None, "true": {}, "false": None}
 LARGEST = 2**53
@@ -276,3 +329,120 @@ class AgentConfig(Record):
         changed.check_answer()
         changed.check_tool_choice()
         return changed
+
+
+_IN_PARTS = "settings"
+_OF_MODELS = frozenset({"model", "fallbacks", "memory", "settings", "parallel_tool_calls"})
+
+_OF_RUNS = frozenset(
+    {"max_steps", "token_limit", "time_limit", "cumulative_timeout", "budget_usd", "error_policy"}
+) | {"broadcast"}
+
+
+def limits_of(config: AgentConfig, unlike: AgentConfig | None = None) -> dict[str, Any]:
+    """Return the fields that stay a run's own where another agent goes on with it, as stored.
+
+    Those alone that differ in `unlike`, if that is given.
+    """
+    names = {
+        name
+        for name in _OF_RUNS
+        if unlike is None or getattr(config, name) != getattr(unlike, name)
+    }
+    return config.model_dump(mode="json", include=names)
+
+
+def stored_overrides(config: AgentConfig, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `given` as JSON data that `config.with_overrides` takes.
+
+    Raises `ConfigurationError` that names the field when one is unknown or invalid.
+    """
+    if not given:
+        return {}
+    for name, value in given.items():
+        check_nesting(value, name)
+    wanted = {name: _whole(config, name, value) for name, value in given.items()}
+    changed = config.with_overrides(wanted)
+    changed.check_storable()
+    if not _OF_MODELS.isdisjoint(given):
+        changed.check_models()
+    if "tool_choice" in given:
+        changed.check_tool_choice(json_strategy(config.strategy, config.strategy_options))
+    # A run's own model is called without the fallbacks of its agent.
+    stored = {*given, "fallbacks"} if "model" in given and changed.fallbacks else set(given)
+    plain = changed.model_dump(mode="json", include=stored)
+    if _IN_PARTS in plain:
+        plain[_IN_PARTS] = {name: plain[_IN_PARTS][name] for name in wanted[_IN_PARTS]}
+    return plain
+
+
+_NAMES = frozenset(RunOverrides.__annotations__) | {"metadata"}
+
+
+def named_overrides(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return overrides whose names come from outside, as keywords of a call.
+
+    Raises `ConfigurationError` for a name that is none: it might be another keyword of that call.
+    """
+    for name in given:
+        if name in _NAMES:
+            continue
+        if name in AgentConfig.model_fields:
+            msg = f"field {name!r} cannot be overridden per run; define another agent for that"
+        else:
+            msg = (
+                f"field {ascii(name)[:60]} is not known{meant(name, _NAMES)}; write fields of the "
+                "agent's configuration, as max_steps"
+            )
+        raise ConfigurationError(msg)
+    return dict(given)
+
+
+def with_stored_overrides(config: AgentConfig, stored: str | None) -> AgentConfig:
+    """Return an agent's configuration with the overrides that a run's header holds.
+
+    Raises `SerializationError` as `read_overrides` does.
+    """
+    return config.with_overrides(read_overrides(stored)) if stored else config
+
+
+def read_overrides(stored: str | None) -> dict[str, Any]:
+    """Return the overrides that a run's header holds.
+
+    Raises `SerializationError` for other data than a version of ours has stored.
+    """
+    if not stored:
+        return {}
+    try:
+        found = exact_json.loads(stored)
+    except ValueError as error:
+        raise SerializationError(f"the run's overrides cannot be read: {error}") from None
+    if not isinstance(found, dict) or is_too_deep(found, READABLE_LEVELS):
+        raise SerializationError(
+            "the run's overrides cannot be read: no object, or nested too deep"
+        )
+    return found
+
+
+def merged_overrides(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return stored overrides in which `second` wins, field by field of the settings too."""
+    if "model" in second:
+        first = {name: value for name, value in first.items() if name != "fallbacks"}
+    merged = {**first, **second}
+    if _IN_PARTS in first and _IN_PARTS in second:
+        merged[_IN_PARTS] = {**first[_IN_PARTS], **second[_IN_PARTS]}
+    return merged
+
+
+def _whole(config: AgentConfig, name: str, value: Any) -> Any:
+    """Return a value in the form that the configuration takes."""
+    if name == _IN_PARTS:
+        if isinstance(value, Record):
+            return value.model_dump(exclude_unset=True)
+        if not isinstance(value, Mapping):
+            raise ConfigurationError(f"field {name!r} is no object; write its fields and values")
+        return dict(value)
+    current = getattr(config, name, None)
+    if isinstance(current, Record) and isinstance(value, Mapping):
+        return {**current.model_dump(), **value}
+    return value

@@ -13,15 +13,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.builder import AgentBuilder
-from stepfleet.orchestrator.agents.layers import (
+from stepfleet.orchestrator.agents.agent import (
     CODE,
     FIELDS,
+    Agent,
     from_environment,
     layered,
     with_limits_off,
 )
+from stepfleet.orchestrator.agents.builder import AgentBuilder
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.references import load_file, load_module, load_reference, see_folder

@@ -9,7 +9,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.prompt import fields_of
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.calls.answers import Awaited
-from stepfleet.orchestrator.records.text.articles import with_article
+from stepfleet.orchestrator.records.text.validation import with_article
 from stepfleet.orchestrator.tools import Tool
 from stepfleet.orchestrator.tools.definition import ToolOptions
 from stepfleet.orchestrator.tools.schemas.checks import checker_of

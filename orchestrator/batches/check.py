@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 
-from stepfleet.orchestrator.batches.files.raw_lines import RawLine
+from stepfleet.orchestrator.batches.files.openai_format import RawLine
 from stepfleet.orchestrator.batches.files.source import BatchInput
 from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.errors import ConfigurationError

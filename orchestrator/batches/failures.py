@@ -9,7 +9,7 @@ from pydantic import Field
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.errors import Cause
-from stepfleet.orchestrator.records.run.causes import FailedRun, explains
+from stepfleet.orchestrator.records.run.facts import FailedRun, explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import NOT_COMPLETED, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of

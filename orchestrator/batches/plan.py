@@ -10,17 +10,16 @@ from typing import Any
 
 import orjson
 
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.agents.config import AgentConfig, merged_overrides, stored_overrides
 from stepfleet.orchestrator.batches.files.lines import (
     METADATA_LIMIT,
     BatchLine,
     LineFormat,
+    RowRules,
     check_size,
     read_object,
 )
 from stepfleet.orchestrator.batches.files.openai_format import parse_openai_line, plain_config
-from stepfleet.orchestrator.batches.files.rows import RowRules
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages
 from stepfleet.orchestrator.records import exact_json

@@ -15,10 +15,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.batches.files.rows import RowRules
+from stepfleet.orchestrator.batches.files.lines import RowRules
 from stepfleet.orchestrator.batches.files.source import BatchInput
+from stepfleet.orchestrator.batches.following import due, placed, tick_id
 from stepfleet.orchestrator.batches.submit import BatchOrder, BatchSubmission
-from stepfleet.orchestrator.batches.ticks import due, placed, tick_id
 from stepfleet.orchestrator.errors import (
     AgentException,
     ConfigurationError,

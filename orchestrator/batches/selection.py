@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.causes import FailedRun
+from stepfleet.orchestrator.records.run.facts import FailedRun
 
 LONGEST = 2_000
 """Characters that conditions may have together."""

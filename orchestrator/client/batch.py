@@ -10,17 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.config import AgentConfig, RunOverrides, stored_overrides
 from stepfleet.orchestrator.agents.prompt import places_in
 from stepfleet.orchestrator.batches.check import BatchCheck, Problems
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures, failed_in
 from stepfleet.orchestrator.batches.files.lines import input_of, parse_tenant
 from stepfleet.orchestrator.batches.files.source import Given
-from stepfleet.orchestrator.batches.files.tables.arrow import require_arrow
-from stepfleet.orchestrator.batches.files.tables.fields import select
-from stepfleet.orchestrator.batches.files.tables.table import ResultTable
+from stepfleet.orchestrator.batches.files.tables import ResultTable, require_arrow, select
 from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
 from stepfleet.orchestrator.batches.selection import Selection
@@ -33,7 +29,7 @@ from stepfleet.orchestrator.client.watching.standstill import (
 )
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import priority_of
-from stepfleet.orchestrator.protocol.composing import OUTPUT, OUTPUTS, check_places
+from stepfleet.orchestrator.protocol.fold import OUTPUT, OUTPUTS, check_places
 from stepfleet.orchestrator.records.batch import BatchPage, BatchProgress, FollowUp, Manifest
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.batches.batches import run_id_of

@@ -2,7 +2,7 @@
 
 from stepfleet.orchestrator.client.session import FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.models.caching.statistics import CacheStatistics
+from stepfleet.orchestrator.models.caching import CacheStatistics
 from stepfleet.orchestrator.store.response_cache import CacheEntries
 
 

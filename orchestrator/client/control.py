@@ -12,8 +12,8 @@ from typing import Any
 from celery import Celery
 
 from stepfleet.orchestrator.agents.agent import criteria_without_code
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.overrides import (
+from stepfleet.orchestrator.agents.config import (
+    AgentConfig,
     merged_overrides,
     read_overrides,
     stored_overrides,

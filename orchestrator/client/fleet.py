@@ -11,8 +11,7 @@ from typing import Any, Literal, Self, Unpack, get_args, overload
 from celery import Celery
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.config import RunOverrides, stored_overrides
 from stepfleet.orchestrator.batches.files.source import Given
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches

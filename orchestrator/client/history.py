@@ -5,9 +5,12 @@ from typing import Any, Unpack
 from uuid import UUID, uuid4
 
 from stepfleet.orchestrator.agents.agent import Agent, criteria_without_code
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.keywords import RunOverrides
-from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.agents.config import (
+    AgentConfig,
+    RunOverrides,
+    merged_overrides,
+    stored_overrides,
+)
 from stepfleet.orchestrator.batches.files.lines import parse_input, parse_metadata
 from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.batches.results import Pause
@@ -26,8 +29,8 @@ from stepfleet.orchestrator.client.copies import (
 from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCall, statistics_of
-from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
-from stepfleet.orchestrator.records.run.trace_steps import ToolTraces, tool_traces_of
+from stepfleet.orchestrator.protocol.serialization import SlimSerializationConfig
+from stepfleet.orchestrator.records.run.trace import ToolTraces, tool_traces_of
 from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.runs.control import COST_FROM, mark
 from stepfleet.orchestrator.store.runs.reading import StoredRun

@@ -6,11 +6,12 @@ from typing import Any, Literal
 from uuid import UUID
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.agents.prompt import worded
 from stepfleet.orchestrator.batches.files.lines import (
     INPUT_LIMIT,
     AfterFailed,
+    RowRules,
     check_before,
     input_of,
     parse_after_failed,
@@ -19,12 +20,11 @@ from stepfleet.orchestrator.batches.files.lines import (
     parse_tenant,
     stored_form,
 )
-from stepfleet.orchestrator.batches.files.rows import RowRules
 from stepfleet.orchestrator.batches.files.source import Given, InputFormat
 from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, Limit, own_limit, priority_of
-from stepfleet.orchestrator.protocol.composing import (
+from stepfleet.orchestrator.protocol.fold import (
     COUNT,
     OUTPUT,
     OUTPUTS,

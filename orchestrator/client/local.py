@@ -21,8 +21,7 @@ from stepfleet.orchestrator.client.checkpoints import AgentCheckpoint
 from stepfleet.orchestrator.client.inputs import Input
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
-from stepfleet.orchestrator.records.conversation.messages import Message
-from stepfleet.orchestrator.records.conversation.tool_text import value_text
+from stepfleet.orchestrator.records.conversation.messages import Message, value_text
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.steps import LoggedStep

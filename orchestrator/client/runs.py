@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.config import stored_overrides
 from stepfleet.orchestrator.batches.files.source import BatchInput, Given, open_input
+from stepfleet.orchestrator.batches.following import check_times, due, tick_id
 from stepfleet.orchestrator.batches.scheduling import PAUSED_LOOK, Scheduling
 from stepfleet.orchestrator.batches.submit import BatchOrder
-from stepfleet.orchestrator.batches.ticks import check_times, due, tick_id
 from stepfleet.orchestrator.client.batch import AsyncBatch
 from stepfleet.orchestrator.client.inputs import BatchOptions, batch_order
 from stepfleet.orchestrator.client.session import Client, FleetSession

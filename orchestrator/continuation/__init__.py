@@ -1,7 +1,6 @@
 """Whether a run goes on: criteria, and how their decisions become one outcome. Pure."""
 
-from stepfleet.orchestrator.continuation.base import base_criteria
-from stepfleet.orchestrator.continuation.collection import ContinuationCriteria
+from stepfleet.orchestrator.continuation.collection import ContinuationCriteria, base_criteria
 from stepfleet.orchestrator.continuation.drivers import (
     CallableCriterion,
     PendingRetry,
@@ -10,7 +9,7 @@ from stepfleet.orchestrator.continuation.drivers import (
     ToolCallPresenceCheck,
     when,
 )
-from stepfleet.orchestrator.continuation.errors import ErrorPolicyCriterion
+from stepfleet.orchestrator.continuation.error_policy import ErrorPolicyCriterion
 from stepfleet.orchestrator.continuation.guards import (
     BudgetLimit,
     CanDecideToContinue,

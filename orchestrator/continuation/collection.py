@@ -4,15 +4,29 @@ Forbid beats request, request beats stop, stop beats allow. A limit that was rea
 was left to do has prevented nothing, and does not count. Knows decisions, not their reasons.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from stepfleet.orchestrator.continuation.drivers import PendingRetry, ToolCallPresenceCheck
+from stepfleet.orchestrator.continuation.error_policy import (
+    ErrorContextResolver,
+    ErrorPolicy,
+    ErrorPolicyCriterion,
+    resolve,
+)
 from stepfleet.orchestrator.continuation.guards import (
     ALLOW,
     FORBID,
     REQUEST,
     STOP,
+    BudgetLimit,
     CanDecideToContinue,
+    CumulativeExecutionTimeLimit,
+    ExecutionTimeLimit,
+    FinishReasonCheck,
     Limit,
+    StepsLimit,
+    StopRequested,
+    TokenUsageLimit,
     explains,
 )
 from stepfleet.orchestrator.records.base import well_formed
@@ -24,7 +38,7 @@ from stepfleet.orchestrator.records.outcome import (
 )
 from stepfleet.orchestrator.records.run.results import RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.records.steps import StepType
+from stepfleet.orchestrator.records.steps import FinishReason, StepType
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 
@@ -184,3 +198,41 @@ def _is_ours(criterion: object) -> bool:
 def _last_step_failed(state: AgentState) -> bool:
     last = state.current_step
     return state.step_count > 0 and last is not None and last.type is StepType.ERROR
+
+
+def base_criteria(  # noqa: PLR0913 - one argument per limit
+    *,
+    max_steps: int = 10,
+    token_limit: int | None = 32_768,
+    time_limit: float | None = 300.0,
+    cumulative_timeout: float | None = None,
+    budget_usd: float | None = None,
+    error_policy: ErrorPolicy | None = None,
+    finish_reasons: Iterable[FinishReason] = (),
+    resolver: ErrorContextResolver = resolve,
+    leading: Iterable[CanDecideToContinue] = (),
+    extra: Iterable[CanDecideToContinue] = (),
+) -> ContinuationCriteria:
+    """Return the base set with these limits, followed by the user's criteria.
+
+    A cumulative timeout replaces the wall-clock limit; None switches a limit off. `leading`
+    stands before the limits: the criteria of an agent's reasoner for its answer.
+    """
+    policy = error_policy or ErrorPolicy()
+    # First, so that a cancelled run ends as cancelled whatever else forbids.
+    criteria: list[CanDecideToContinue] = [StopRequested(), *leading, StepsLimit(max_steps)]
+    if token_limit is not None:
+        criteria.append(TokenUsageLimit(token_limit))
+    if cumulative_timeout is not None:
+        criteria.append(CumulativeExecutionTimeLimit(cumulative_timeout))
+    elif time_limit is not None:
+        criteria.append(ExecutionTimeLimit(time_limit))
+    criteria += [
+        ErrorPolicyCriterion(policy, resolver),
+        FinishReasonCheck(finish_reasons),
+        ToolCallPresenceCheck(),
+        PendingRetry(policy, resolver),
+    ]
+    if budget_usd is not None:
+        criteria.append(BudgetLimit(budget_usd))
+    return ContinuationCriteria(*criteria, *extra)

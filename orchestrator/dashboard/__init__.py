@@ -23,7 +23,7 @@ def install(settings: "Settings | None" = None, *, content: bool | None = None) 
         refused_by,
     )
     from stepfleet.orchestrator.dashboard.tasks import adapt  # noqa: PLC0415 - as above
-    from stepfleet.orchestrator.dashboard.web.pages import (  # noqa: PLC0415 - as above
+    from stepfleet.orchestrator.dashboard.web import (  # noqa: PLC0415 - as above
         Templates,
         page_routes,
     )

@@ -10,8 +10,8 @@ from flower.views.monitor import Metrics
 from tornado import web
 
 from stepfleet.orchestrator.client.fleet import store_of
+from stepfleet.orchestrator.dashboard.access import visible
 from stepfleet.orchestrator.dashboard.api.handling import Site
-from stepfleet.orchestrator.dashboard.visible import visible
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.store import keys

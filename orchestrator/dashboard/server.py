@@ -24,7 +24,7 @@ from stepfleet.orchestrator.dashboard.api.handling import Site
 from stepfleet.orchestrator.dashboard.api.routes import api_routes
 from stepfleet.orchestrator.dashboard.quarantine import Read, quarantine_routes
 from stepfleet.orchestrator.dashboard.tasks import adapt
-from stepfleet.orchestrator.dashboard.web.pages import Templates, page_routes
+from stepfleet.orchestrator.dashboard.web import Templates, page_routes
 from stepfleet.orchestrator.errors import ConfigurationError
 
 MAX_TASKS = 10_000

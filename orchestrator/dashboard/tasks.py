@@ -14,7 +14,7 @@ from tornado import web
 from tornado.escape import xhtml_escape
 from tornado.httputil import HTTPHeaders
 
-from stepfleet.orchestrator.dashboard.visible import visible
+from stepfleet.orchestrator.dashboard.access import visible
 
 COLUMNS = "name,args,state,result,received,runtime,uuid"
 """Columns of the list of tasks: the run and the step's outcome, before Celery's own id."""

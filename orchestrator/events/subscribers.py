@@ -1,4 +1,4 @@
-"""Subscribers: functions of this process for events by type, all events, or the stages of a step.
+"""Subscribers, broadcasters and their configuration: where events of this process go.
 
 A function that fails is logged, and the others are called all the same. Knows no transport.
 """
@@ -8,12 +8,98 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Protocol, Self, TypeVar, runtime_checkable
+
+from pydantic import Field, model_validator
 
 from stepfleet.orchestrator.events.domain_events import DomainEvent, from_envelope
+from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import StepResult
+
+Envelope = Mapping[str, Any]
+
+
+@runtime_checkable
+class CanBroadcastAgentEvents(Protocol):
+    """Publishes envelopes. The channel is `agent.` and the run's id."""
+
+    async def broadcast(self, channel: str, envelope: Envelope) -> None:
+        """Publish one envelope. May raise any exception of its transport."""
+        ...
+
+
+class InProcess:
+    """Hands each envelope to a function of this process: `function(channel, envelope)`.
+
+    Exceptions of the function, or of its coroutine, are raised from `broadcast`.
+    """
+
+    def __init__(self, function: Callable[[str, Envelope], Awaitable[None] | None]) -> None:
+        self._function = function
+
+    async def broadcast(self, channel: str, envelope: Envelope) -> None:
+        """Call the function, and await it where it is a coroutine function."""
+        returned = self._function(channel, envelope)
+        if returned is not None:
+            await returned
+
+
+class BroadcastConfig(Record):
+    """The events of an agent's runs; the default is the preset `minimal`.
+
+    `include_stream_chunks` streams every model call and publishes its text while it is written;
+    `include_continuation_trace` adds an event for every evaluation after a step;
+    `include_tool_args` publishes whole arguments, texts cut to `max_arg_length` characters, in
+    place of a summary. Without `auto_status_tracking` changes of status are kept in the run's
+    record and not broadcast.
+
+    The name of a preset is accepted in its place: `broadcast="debug"`.
+    """
+
+    PRESETS: ClassVar[dict[str, dict[str, Any]]] = {
+        "minimal": {},
+        "standard": {"include_stream_chunks": True},
+        "debug": {
+            "include_stream_chunks": True,
+            "include_continuation_trace": True,
+            "include_tool_args": True,
+            "max_arg_length": 500,
+        },
+    }
+
+    include_stream_chunks: bool = False
+    include_continuation_trace: bool = False
+    include_tool_args: bool = False
+    max_arg_length: int = Field(default=100, ge=4)
+    auto_status_tracking: bool = True
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: Any) -> Any:
+        if not isinstance(given, str):
+            return given
+        if given not in cls.PRESETS:
+            known = ", ".join(cls.PRESETS)
+            raise ValueError(f"{given!r} is no preset; write one of {known}, or the fields")
+        return cls.PRESETS[given]
+
+    @classmethod
+    def minimal(cls) -> Self:
+        """Return the preset with nothing beyond steps, tools and statuses."""
+        return cls()
+
+    @classmethod
+    def standard(cls) -> Self:
+        """Return the preset that adds the text while it is written."""
+        return cls(**cls.PRESETS["standard"])
+
+    @classmethod
+    def debug(cls) -> Self:
+        """Return the preset that adds everything."""
+        return cls(**cls.PRESETS["debug"])
+
 
 log = logging.getLogger(__name__)
 

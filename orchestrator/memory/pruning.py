@@ -1,9 +1,15 @@
-"""Shortens a conversation to a number of tokens; calls stay with their results."""
+"""Shortens a conversation to limits of messages and tokens; calls stay with their results."""
 
+import inspect
 import string
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Any
 
+from stepfleet.orchestrator.errors import AgentException, AgentMemoryError, ConfigurationError
+from stepfleet.orchestrator.memory.policy import MemoryPolicy
 from stepfleet.orchestrator.records.conversation.messages import REASONING, Block, Message
+from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.references import load_reference
 
 OVERHEAD = 4
 BLOCK = 1000
@@ -102,3 +108,103 @@ def _head(messages: Sequence[Message]) -> int:
 
 def _is_added(message: Message) -> bool:
     return message.is_user() and not message.is_prompt()
+
+
+Count = Callable[[Message], int]
+
+
+def limited(
+    messages: Sequence[Message], policy: MemoryPolicy, count: Count = estimate_tokens
+) -> tuple[Message, ...]:
+    """Return the newest messages within the policy: first its message limit, then its tokens.
+
+    The newest message stays however long it is; calls go with their results. `count` returns
+    the tokens of a message.
+    """
+    system, rest = split(messages, policy)
+    if policy.max_messages is not None:
+        rest = whole(rest[-policy.max_messages :]) or newest(rest)
+    if policy.max_tokens is not None:
+        rest = tuple(newest_within(rest, policy.max_tokens - sum(map(count, system)), count))
+    return (*system, *rest)
+
+
+def split(
+    messages: Sequence[Message], policy: MemoryPolicy
+) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+    """Return the system messages that stay in any case, and the others."""
+    if not policy.keep_system:
+        return (), tuple(messages)
+    system = tuple(one for one in messages if one.is_system())
+    return system, tuple(one for one in messages if not one.is_system())
+
+
+def newest(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the newest exchange: one message, or calls with all their results."""
+    groups = list(exchanges(messages))
+    return tuple(groups[-1]) if groups else ()
+
+
+def whole(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages from the first on that answers no call that is missing."""
+    for start, message in enumerate(messages):
+        if not message.is_tool():
+            return tuple(messages[start:])
+    return ()
+
+
+def paired(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages without calls that lack a result and results that lack their call.
+
+    An assistant message with text keeps its text.
+    """
+    kept: list[Message] = []
+    for group in exchanges(messages):
+        first, results = group[0], [one for one in group[1:] if one.is_tool()]
+        if first.is_tool():
+            continue
+        wanted = [call.id for call in first.tool_calls]
+        if wanted == [one.tool_call_id for one in results]:
+            kept += group
+        elif first.text or not first.tool_calls:
+            kept.append(first.model_copy(update={"tool_calls": ()}))
+    return tuple(kept)
+
+
+CustomPolicy = Callable[
+    [Sequence[Message], AgentState], Sequence[Message] | Awaitable[Sequence[Message]]
+]
+
+
+def find_policy(reference: str) -> CustomPolicy:
+    """Return the function that `module:attribute` names. Raises `AgentMemoryError`."""
+    try:
+        found = load_reference(reference, "field 'memory.custom'")
+    except ConfigurationError as error:
+        raise AgentMemoryError(error.message) from error
+    if not callable(found):
+        raise AgentMemoryError(f"field 'memory.custom': {reference!r} is no function")
+    policy: CustomPolicy = found
+    return policy
+
+
+async def chosen(
+    policy: CustomPolicy, messages: Sequence[Message], state: AgentState
+) -> tuple[Message, ...]:
+    """Return the messages that `policy` selects. Calls and results stay together or go.
+
+    Raises `AgentMemoryError`.
+    """
+    try:
+        selected: Any = policy(messages, state)
+        if inspect.isawaitable(selected):
+            selected = await selected
+        kept = paired(tuple(selected))
+    except AgentException:
+        raise
+    except Exception as error:
+        name = getattr(policy, "__qualname__", type(policy).__name__)
+        raise AgentMemoryError(f"memory.custom {name} failed: {error!r}") from error
+    if not kept:
+        raise AgentMemoryError("memory.custom left no message; return at least the newest")
+    return kept

@@ -9,8 +9,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from stepfleet.orchestrator.memory.limits import Count
-from stepfleet.orchestrator.memory.pruning import OVERHEAD, estimate_tokens
+from stepfleet.orchestrator.memory.pruning import OVERHEAD, Count, estimate_tokens
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.conversation.messages import Message
 

@@ -6,15 +6,56 @@ it did, as providers' prompt caches need. The beginning travels in the run's hea
 so a claim reads the log from there on, and any worker comes to the same request.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
 
-from stepfleet.orchestrator.memory.limits import Count, limited
+from stepfleet.orchestrator.memory.conversation import summary_message
 from stepfleet.orchestrator.memory.policy import MemoryPolicy
-from stepfleet.orchestrator.memory.pruning import estimate_tokens
-from stepfleet.orchestrator.memory.summary import summary_message
+from stepfleet.orchestrator.memory.pruning import Count, estimate_tokens, limited
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.memory_window import Summary, Window
+from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
+
+
+@dataclass(frozen=True, slots=True)
+class StepMemory:
+    """A system prompt and steps in their order. Changing methods return copies."""
+
+    system_prompt: str = ""
+    steps: tuple[LoggedStep, ...] = ()
+
+    @classmethod
+    def of(cls, system_prompt: str, steps: Iterable[LoggedStep]) -> Self:
+        """Return the memory of a run: its agent's instructions and its log."""
+        return cls(system_prompt, tuple(steps))
+
+    def with_step(self, step: LoggedStep) -> Self:
+        """Return a copy with `step` after the others."""
+        return replace(self, steps=(*self.steps, step))
+
+    def without_steps(self) -> Self:
+        """Return a copy that holds the system prompt alone."""
+        return replace(self, steps=())
+
+    def filter(self, wanted: Callable[[StepResult], bool]) -> Self:
+        """Return a copy with the steps that are `wanted`."""
+        return replace(self, steps=tuple(one for one in self.steps if wanted(one.result)))
+
+    def messages(self) -> tuple[Message, ...]:
+        """Return the steps as messages after the system prompt."""
+        system = (Message.system(self.system_prompt),) if self.system_prompt else ()
+        return (*system, *(message for step in self.steps for message in step.messages))
+
+    @property
+    def last_step(self) -> StepResult | None:
+        """The newest step; None before the first."""
+        return self.steps[-1].result if self.steps else None
+
+    def __len__(self) -> int:
+        """Return how many steps there are."""
+        return len(self.steps)
+
 
 Messages = tuple[Message, ...]
 _KEPT_IN_FOUR = 3

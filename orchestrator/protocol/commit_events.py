@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from stepfleet.orchestrator.events.broadcast.config import BroadcastConfig
 from stepfleet.orchestrator.events.domain_events import (
     AgentFailed,
     AgentFinished,
@@ -29,6 +28,7 @@ from stepfleet.orchestrator.events.envelope import (
     stamp,
     status_payload,
 )
+from stepfleet.orchestrator.events.subscribers import BroadcastConfig
 from stepfleet.orchestrator.protocol.attempt import Attempt, Parked
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict

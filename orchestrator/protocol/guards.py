@@ -2,8 +2,7 @@
 
 from stepfleet.orchestrator.continuation import ContinuationCriteria, StopRequested
 from stepfleet.orchestrator.continuation.collection import outcome_of
-from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.protocol.suspicion import Stance
+from stepfleet.orchestrator.protocol.claim import Claim, Stance
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
     ContinuationEvaluation,

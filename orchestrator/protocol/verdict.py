@@ -4,8 +4,9 @@ Pure: clocks, randomness and prices come in as arguments.
 """
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from enum import StrEnum
+from hashlib import sha256
 
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision
@@ -29,7 +30,6 @@ from stepfleet.orchestrator.protocol.lost_attempts import (
     lost_use,
     remembered_of,
 )
-from stepfleet.orchestrator.protocol.outage import gave_up, parked
 from stepfleet.orchestrator.protocol.waiting import Waiting, patience, within_time
 from stepfleet.orchestrator.records.calls.tools import (
     DENIED,
@@ -37,15 +37,44 @@ from stepfleet.orchestrator.records.calls.tools import (
     ToolCall,
     with_few_tracebacks,
 )
-from stepfleet.orchestrator.records.conversation.messages import Message
-from stepfleet.orchestrator.records.conversation.tool_text import media_messages
-from stepfleet.orchestrator.records.errors import ErrorInfo, ModelErrorCode
+from stepfleet.orchestrator.records.conversation.messages import Message, media_messages
+from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, ModelErrorCode
 from stepfleet.orchestrator.records.memory_window import Summary
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, RunStatus, run_status
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
 from stepfleet.orchestrator.records.usage import Spent, UsageStats, sum_usd
+
+LONGEST_WAIT = 3600.0
+"""Seconds after which a step looks by itself, in case that its circuit was lost."""
+
+
+def circuit_id(service: str) -> str:
+    """Return the id of a service's circuit."""
+    return sha256(service.encode(errors="replace")).hexdigest()[:12]
+
+
+def parked(
+    claim: Claim, failed: Failed, now: datetime, jitter: float, patience: float
+) -> tuple[Outage, float]:
+    """Return the wait of the step, and the seconds after which it ends by itself."""
+    since = claim.outage.since if claim.outage else now
+    left = (since + timedelta(seconds=patience) - now).total_seconds()
+    return Outage(since, failed.outage), max(0.0, min(LONGEST_WAIT * (0.5 + jitter / 2), left))
+
+
+def gave_up(claim: Claim, failed: Failed, now: datetime, patience: float) -> ErrorInfo | None:
+    """Return the error of a step that has waited for too long; None while it may wait."""
+    waited = (now - claim.outage.since).total_seconds() if claim.outage else 0.0
+    if waited < patience:
+        return None
+    text = (
+        f"the step has waited {waited:.0f} s for a model that is out (outage_patience is "
+        f"{patience:g} s): {failed.error.message}"
+    )
+    return failed.error.model_copy(update={"message": text, "retryable": False})
+
 
 BASE = 1.0
 FACTOR = 3.0
@@ -400,3 +429,28 @@ def _messages(attempt: Answered | Interrupted) -> tuple[Message, ...]:
     answers = (Message.tool(call, text) for call, text in zip(calls, attempt.texts, strict=True))
     shown = media_messages(attempt.records)
     return (Message.assistant(response.as_content, calls), *answers, *shown)
+
+
+_OF_THE_INPUT = frozenset({ModelErrorCode.CONTEXT_OVERFLOW, ModelErrorCode.CONTENT_FILTER})
+"""Permanent errors of one conversation: others of the batch may well complete."""
+
+
+def holding_error(claim: Claim, attempt: Attempt | None, verdict: Verdict) -> ErrorInfo | None:
+    """Return the permanent error with which a run of a batch is about to end; None otherwise.
+
+    Permanent are errors before or in a model call that a repetition would meet again: a refused
+    key, an unknown model, a refused request, code of the agent that raises. A tool's error may be
+    that of one input.
+    """
+    if claim.batch_id is None or verdict.move is not Move.FINISH or verdict.error is None:
+        return None
+    if not isinstance(attempt, Failed) or attempt.transient or attempt.spent:
+        return None
+    error = attempt.error
+    is_of_all = error.type in (ErrorType.MODEL, ErrorType.UNKNOWN) and not error.retryable
+    return error if is_of_all and error.code not in _OF_THE_INPUT else None
+
+
+def held(claim: Claim, number: int) -> Verdict:
+    """Return the verdict on a step that waits until its batch is resumed, to be done again."""
+    return Verdict(Move.RELEASE, claim.state, hold=number)

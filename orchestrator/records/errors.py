@@ -12,9 +12,9 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, computed_field
 
 from stepfleet.orchestrator.records.base import Record, well_formed
-from stepfleet.orchestrator.records.text.common_form import common_form
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
+from stepfleet.orchestrator.records.text.validation import common_form
 
 
 class ErrorType(StrEnum):

@@ -9,8 +9,7 @@ from typing import Any
 from pydantic import ConfigDict, Field
 
 from stepfleet.orchestrator.records.base import Record
-from stepfleet.orchestrator.records.calls.logged_calls import LoggedCalls
-from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.calls.tools import LoggedCalls, ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.memory_window import Window

@@ -19,8 +19,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.redis_client.node import TRIPS, Call, NodeConnection
-from stepfleet.orchestrator.redis_client.pool import RenewablePool
+from stepfleet.orchestrator.redis_client.node import TRIPS, Call, NodeConnection, RenewablePool
 from stepfleet.orchestrator.redis_client.transient_errors import (
     OutageLog,
     TransientError,

@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry as PlainRetry
 from redis.sentinel import Sentinel
 
-from stepfleet.orchestrator.redis_client.pool import RenewablePool
+from stepfleet.orchestrator.redis_client.node import RenewablePool
 from stepfleet.orchestrator.redis_client.urls import SentinelUrl, parse_sentinel
 
 SENTINEL_SECONDS = 1.0

@@ -8,7 +8,7 @@ import random
 
 from pydantic import ConfigDict
 
-from stepfleet.orchestrator.protocol.outage import circuit_id
+from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.store.gateway import Gateway
 from stepfleet.orchestrator.store.keys import CIRCUITS

@@ -11,12 +11,11 @@ from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, stamp, status_payload
 from stepfleet.orchestrator.memory.window import History, Messages, Part
 from stepfleet.orchestrator.protocol.claim import Journal, Outage, Want
-from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
+from stepfleet.orchestrator.protocol.serialization import handoff
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.calls.answers import Answer
-from stepfleet.orchestrator.records.calls.logged_calls import LoggedCalls
-from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.calls.tools import LoggedCalls, ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered, Window

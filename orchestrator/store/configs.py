@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 
 from pydantic import ValidationError
 
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.overrides import with_stored_overrides
+from stepfleet.orchestrator.agents.config import AgentConfig, with_stored_overrides
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.redis_client.connection import Connection

@@ -58,6 +58,7 @@ ADMISSION = frozenset({"admit"})
 """The script that decides about model calls: it is longer than one file should be."""
 PARTS = frozenset(
     {
+        "fields",
         "common",
         "ledger",
         "waiting",
@@ -103,7 +104,8 @@ def source(name: str) -> str:
         shared += ("waiting",)
     elif name in PAGED:
         shared += ("paging",)
-    return "".join(file_texts()[part] for part in (*shared, name))
+    whole = "".join(file_texts()[part] for part in (*shared, name))
+    return file_texts()["fields"] + whole if "fields_of(" in whole else whole
 
 
 def text(name: str) -> str:

@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.models.caching.statistics import CacheStatistics, statistics_of
+from stepfleet.orchestrator.models.caching import CacheStatistics, statistics_of
 from stepfleet.orchestrator.store.codec import pairs
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.keys import PREFIX

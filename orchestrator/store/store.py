@@ -16,8 +16,7 @@ from redis.asyncio.connection import SSLConnection
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.redis_client.cluster import Cluster
 from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.redis_client.hiredis_io import pack_faster
-from stepfleet.orchestrator.redis_client.pool import RenewablePool
+from stepfleet.orchestrator.redis_client.node import RenewablePool, pack_faster
 from stepfleet.orchestrator.redis_client.sentinel import master_pool
 from stepfleet.orchestrator.redis_client.urls import (
     NodeAddress,

@@ -55,7 +55,7 @@ MUTATIONS = {
         "if redis.call('HSETNX', journal_key, 'd:' .. ARGV[2], '1') == 9 then",
     ),
     "the first of several ends is enough": Mutation("arrived", "if left <= 0 and", "if"),
-    "an end makes a paused run due": Mutation("arrived", " and h[1] ~= 'paused' then", " then"),
+    "an end makes a paused run due": Mutation("arrived", " and h.status ~= 'paused' then", " then"),
     "an end is no news to a run that was put off": Mutation(
         "arrived", "  redis.call('ZADD', due_key, digits(now_ms()), run_id)\n", ""
     ),
@@ -63,13 +63,15 @@ MUTATIONS = {
     "a run that was looked at often is dispatched late": Mutation(
         "arrived", "  redis.call('HSET', run_key, 'dispatches', 0)\n", ""
     ),
-    "an ended run is told of ends": Mutation("arrived", "TERMINAL[h[1]] or not h[2]", "not h[2]"),
-    "a run that has begun is told of ends": Mutation(
-        "arrived", "TERMINAL[h[1]] or not h[2]", "TERMINAL[h[1]]"
+    "an ended run is told of ends": Mutation(
+        "arrived", "TERMINAL[h.status] or not h.after", "not h.after"
     ),
-    "who read a run before its retry lets it begin": Mutation("begin", " or h[4] ~= ARGV[2]", ""),
+    "a run that has begun is told of ends": Mutation(
+        "arrived", "TERMINAL[h.status] or not h.after", "TERMINAL[h.status]"
+    ),
+    "who read a run before its retry lets it begin": Mutation("begin", " or h.seq ~= ARGV[2]", ""),
     "who looks does not see that all have ended": Mutation(
-        "begin", "  if number(h[3]) <= 0 then return { 'ready' } end\n", ""
+        "begin", "  if number(h.ahead) <= 0 then return { 'ready' } end\n", ""
     ),
     "nobody looks again": Mutation(
         "begin",
@@ -92,7 +94,7 @@ MUTATIONS = {
         "redis.call('HEXISTS', journal_key, 'd:' .. a.run) == 1",
     ),
     "a run begins though one goes on": Mutation(
-        "begin", "elseif number(h[3]) > 0 then", "elseif false then"
+        "begin", "elseif number(h.ahead) > 0 then", "elseif false then"
     ),
     "a run begins without its input": Mutation(
         "begin", "  redis.call('HSET', log_key, 'input:0', a.input)\n", ""
@@ -126,14 +128,14 @@ MUTATIONS = {
         "settled", "if left == 0 then redis.call", "if true then redis.call"
     ),
     "a run that owes others its end is not due": Mutation(
-        "settled", "(TERMINAL[h[1]] and left > 0)", "false"
+        "settled", "(TERMINAL[h.status] and left > 0)", "false"
     ),
     "a claim does not tell that an end is owed": Mutation(
         "claim", "return { 'ended', status, owed }", "return { 'ended', status, '' }"
     ),
     "a commit does not tell that an end is owed": Mutation("commit", "owes and 'owed' or ''", "''"),
     "a run is removed before others know of its end": Mutation(
-        "purge", "if h[5] or (h[6] == '1' and", "if false and (h[6] == '1' and"
+        "purge", "if h.reach or (h.returns == '1' and", "if false and (h.returns == '1' and"
     ),
 }
 

@@ -30,13 +30,13 @@ OPERATIONS = {"create child", "follow", "answer", "settled", "asks", "take", "le
 
 MUTATIONS = {
     "an answer to another key counts": Mutation(
-        "answer", "h[2] == ARGV[2] and j[1] == ARGV[4]", "h[2] == ARGV[2]"
+        "answer", "h.step == ARGV[2] and j[1] == ARGV[4]", "h.step == ARGV[2]"
     ),
     "the second answer counts": Mutation(
         "answer", "if mine and j[2] then return { 'before', j[2] } end", ""
     ),
     "an ended run takes answers": Mutation(
-        "answer", "if TERMINAL[h[1]] or not mine", "if not mine"
+        "answer", "if TERMINAL[h.status] or not mine", "if not mine"
     ),
     "an answered call stays in the index": Mutation(
         "answer", "redis.call('ZREM', shard .. 'asks', ask_of(ARGV[2], index))\n", ""
@@ -52,7 +52,7 @@ MUTATIONS = {
         "answer", "if #left > 0 then\n    arm(left", "if false then\n    arm(left"
     ),
     "an answer wakes a paused run": Mutation(
-        "answer", "if h[1] == 'paused' then return { 'delivered', #left, h[1] } end", ""
+        "answer", "if h.status == 'paused' then return { 'delivered', #left, h.status } end", ""
     ),
     "a question is in no index": Mutation(
         "park", "if is_ask then\n    redis.call('ZADD'", "if false then\n    redis.call('ZADD'"
@@ -70,15 +70,15 @@ MUTATIONS = {
         "common", "  owe(a.returns, now, batch", "  local _ = (batch"
     ),
     "an end behind a commit is owed to nobody": Mutation(
-        "commit", "h[11], h[12] or ''", "h[11], ''"
+        "commit", "h.created, h.returns or ''", "h.created, ''"
     ),
     "what is owed is dispatched once": Mutation(
         "rescue",
-        "elseif owes(h[1], h[9], h[10]) then",
+        "elseif owes(h.status, h.returns, h.reach) then",
         "elseif false then",
     ),
     "what is owed waits for the end of the fleet's pause": Mutation(
-        "rescue", "not is_open and owes(h[1], h[6], h[7]) and owing", "nil"
+        "rescue", "not is_open and owes(h.status, h.returns, h.reach) and owing", "nil"
     ),
     "a logged end forgets the runs that its step has waited for": Mutation(
         "commit", "  elseif orphans ~= '' then\n", "  elseif false then\n"
@@ -99,7 +99,7 @@ MUTATIONS = {
         "settled", "and not owes then redis.call('ZREM', due_key, run_id) end", "and false then end"
     ),
     "a run that has gone on is settled": Mutation(
-        "settled", "local is_read = (h[7] or '0') == ARGV[3]", "local is_read = true"
+        "settled", "local is_read = (h.seq or '0') == ARGV[3]", "local is_read = true"
     ),
     "runs stay paused below one that went on meanwhile": Mutation(
         "settled", "if ARGV[2] == 'pause' and", "if false and"

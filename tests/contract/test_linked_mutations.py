@@ -37,7 +37,7 @@ class Seeded:
 
 BUGS = {
     "an answer with another key is taken": Seeded(
-        "answer", "h[2] == ARGV[2] and j[1] == ARGV[4]", "h[2] == ARGV[2]", QUESTION
+        "answer", "h.step == ARGV[2] and j[1] == ARGV[4]", "h.step == ARGV[2]", QUESTION
     ),
     "the second answer counts": Seeded(
         "answer", "if mine and j[2] then return { 'before', j[2] } end", "", QUESTION
@@ -47,13 +47,13 @@ BUGS = {
     ),
     "an ended run takes answers": Seeded(
         "answer",
-        "if TERMINAL[h[1]] or not mine or not has_call(waits_of(h[4], h[2]), index) then",
-        "if false then",
+        "if TERMINAL[h.status] or not mine or not has_call(waits_of(h.waiting, h.step), index)",
+        "if false",
         QUESTION,
     ),
     "an answer wakes a paused run": Seeded(
         "answer",
-        "if h[1] == 'paused' then return { 'delivered', #left, h[1] } end",
+        "if h.status == 'paused' then return { 'delivered', #left, h.status } end",
         "",
         KEPT,
     ),
@@ -77,7 +77,7 @@ BUGS = {
         ENDS,
     ),
     "one of two followers settles for both": Seeded(
-        "settled", "(TERMINAL[h[1]] and left > 0)", "false", ENDS
+        "settled", "(TERMINAL[h.status] and left > 0)", "false", ENDS
     ),
     "a follower is not noted": Seeded("follow", "redis.call('SADD', key, ARGV[2])\n", "", ENDS),
     "a cancel does not reach the runs below": Seeded(
@@ -100,7 +100,7 @@ BUGS = {
         "commit", _HAND_OFF, "'agent', a.agent, 'config', a.config, 'overrides', '{}')", NEXT
     ),
     "a hand-off whose commit is repeated is made by nobody": Seeded(
-        "commit", "redis.call('HSET', log_key, h[2], a.log, by, h[2])", "local _", CRASH
+        "commit", "redis.call('HSET', log_key, h.step, a.log, by, h.step)", "local _", CRASH
     ),
     "a retry leaves the run with the agent of the failed hand-off": Seeded(
         "retry",

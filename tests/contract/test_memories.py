@@ -6,13 +6,13 @@ import pytest
 
 from stepfleet.orchestrator import Memory
 from stepfleet.orchestrator.agents.recall import (
+    PAGE,
     InMemoryNotes,
     KeywordMemory,
     Notes,
     RedisNotes,
     VectorMemory,
 )
-from stepfleet.orchestrator.agents.recall.notes import PAGE
 from stepfleet.orchestrator.errors import AgentMemoryError
 
 WORDS = ["cats", "sleep", "trains", "late", "soup", "salt"]

@@ -26,7 +26,7 @@ from stepfleet.orchestrator.errors import (
     RateLimitError,
 )
 from stepfleet.orchestrator.models.services import environment_of
-from stepfleet.orchestrator.records.conversation.tool_text import media_messages
+from stepfleet.orchestrator.records.conversation.messages import media_messages
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import OutputFormat
 from stepfleet.worker.models import Models

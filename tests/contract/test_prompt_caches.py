@@ -11,7 +11,7 @@ from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
-from stepfleet.worker.testing.scenario.prompt_cache import (
+from stepfleet.worker.testing.scenario import (
     Prompt,
     PromptCache,
     automatic,

@@ -17,7 +17,7 @@ from support.servers.cluster_fixtures import one_slot_scripts
 from support.servers.redis_cluster import redis_cluster
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.redis_client.topology import slot_of
+from stepfleet.orchestrator.redis_client.cluster import slot_of
 
 __all__ = ["one_slot_scripts"]
 

@@ -17,22 +17,22 @@ from stepfleet.orchestrator.store import lua
 MUTATIONS = {
     "create makes a run twice": Mutation(
         "create",
-        "  if known[1] == a.made then return 'created' end\n",
+        "  if known.made == a.made then return 'created' end\n",
         "",
     ),
     "claim does not read what is asked of a batch": Mutation(
-        "claim", "local word, n = pending_request(flags[2], h[12])", "local word, n"
+        "claim", "local word, n = pending_request(flags[2], h.heard)", "local word, n"
     ),
     "claim begins a step while the fleet is paused": Mutation(
         "claim",
-        "if flags[1] and wanted(h[5], word) ~= 'cancel' then return { 'paused' } end",
+        "if flags[1] and wanted(h.want, word) ~= 'cancel' then return { 'paused' } end",
         "",
     ),
     "claim leaves a cancelled run of a paused fleet open": Mutation(
-        "claim", "if flags[1] and wanted(h[5], word) ~= 'cancel' then", "if flags[1] then"
+        "claim", "if flags[1] and wanted(h.want, word) ~= 'cancel' then", "if flags[1] then"
     ),
     "rescue leaves a cancelled run of a paused fleet to nobody": Mutation(
-        "rescue", "h[5] == 'cancel'", "false"
+        "rescue", "h.want == 'cancel'", "false"
     ),
     "a step of a held batch goes on": Mutation(
         "commit",
@@ -51,7 +51,7 @@ MUTATIONS = {
         "commit", "want = wanted(want, word)", ""
     ),
     "renewal does not tell what is asked of a batch": Mutation(
-        "journal", "wanted(h[3], (flag_of(h[4], h[5])))", "h[3]"
+        "journal", "wanted(h.want, (flag_of(h.batch, h.heard)))", "h.want"
     ),
     "rescue dispatches runs of a paused batch": Mutation(
         "rescue", "and word ~= 'resume'", "and false"
@@ -64,7 +64,7 @@ MUTATIONS = {
         "flag", "there > number or over", "over"
     ),
     "a sweep overrides what was asked of a run since": Mutation(
-        "sweep", "and h[7] ~= n then", "then"
+        "sweep", "and h.heard ~= n then", "then"
     ),
     "a repeated request is done again": Mutation(
         "common", "if whose == token then", "if false then"
@@ -96,8 +96,8 @@ MUTATIONS = {
     "create leaves a batch's counters to expire": Mutation("create", "  go_on(a.batch)\n", ""),
     "claim takes a step whose lease has not run out": Mutation(
         "claim",
-        "if owner ~= '' and number(h[4]) > now then return { 'leased', number(h[4]) - now } end",
-        "",
+        "if owner ~= '' and number(h.lease) > now then return",
+        "if false then return",
     ),
     "claim runs ahead of a store that was rolled back": Mutation(
         "claim", "if wanted_step > step then return { 'ahead', step } end", ""
@@ -109,22 +109,24 @@ MUTATIONS = {
         "common", "redis.call('HINCRBY', run_key, 'crashes', 1)", ""
     ),
     "claim does not wait for a retry's time": Mutation(
-        "claim", "if number(h[9]) > now then return { 'early', number(h[9]) - now } end", ""
+        "claim",
+        "if number(h.not_before) > now then return { 'early', number(h.not_before) - now } end",
+        "",
     ),
     "claim starts an ended run again": Mutation(
         "claim", "if TERMINAL[status] then return { 'ended', status, owed } end", ""
     ),
     "claim lets a late repetition own a step that nobody works on": Mutation(
         "claim",
-        "if h[10] == ARGV[3] or h[10] == 'died:' .. ARGV[3] then return { 'stale', step } end",
-        "",
+        "if h.last_token == ARGV[3] or h.last_token == 'died:' .. ARGV[3] then",
+        "if false then",
     ),
     "a call's owner whose death was counted is answered that its result was delivered": Mutation(
         "deliver", "if delivered and delivered ~= '-1' then", "if delivered then"
     ),
     "retry counts what a call had lost before": Mutation("retry", "^[ctxy]", "^[txy]"),
     "claim lets an owner whose death was counted own the step again": Mutation(
-        "claim", " or h[10] == 'died:' .. ARGV[3] then", " then"
+        "claim", " or h.last_token == 'died:' .. ARGV[3] then", " then"
     ),
     "an owner whose death was counted is answered that its commit was applied": Mutation(
         "died", "'last_token', 'died:' .. token", "'last_token', token"
@@ -158,7 +160,7 @@ MUTATIONS = {
         "take", "token == j[1] and 'p' .. group or 't'", "'t'"
     ),
     "tried notes what another worker has": Mutation(
-        "tried", "if owner ~= ARGV[3] or h[2] ~= ARGV[2] then return 0 end", ""
+        "tried", "if owner ~= ARGV[3] or h.step ~= ARGV[2] then return 0 end", ""
     ),
     "died takes work from its owner": Mutation("died", "if owner ~= token then", "if false then"),
     "died does not give the work to others": Mutation("died", "push(ARGV[6])", ""),
@@ -167,7 +169,7 @@ MUTATIONS = {
     ),
     "retry keeps what is known of losses": Mutation("retry", "'^[ctxy]:?%d*$'", "'^[ct]:?%d*$'"),
     "journal writes for anybody": Mutation(
-        "journal", "if h[1] ~= ARGV[3] or h[2] ~= ARGV[2] then", "if false then"
+        "journal", "if h.token ~= ARGV[3] or h.step ~= ARGV[2] then", "if false then"
     ),
     "journal lets a tool start in a run that is to pause": Mutation(
         "journal", "if want == '' or string.sub", "if true or string.sub"
@@ -179,12 +181,12 @@ MUTATIONS = {
         "journal", "'lease', till, 'elapsed'", "'elapsed'"
     ),
     "commit does not check the token": Mutation(
-        "commit", "if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then", "if h[2] ~= ARGV[2] then"
+        "commit", "if h.token ~= ARGV[3] or h.step ~= ARGV[2] then", "if h.step ~= ARGV[2] then"
     ),
     "commit moves counters again when it is repeated": Mutation(
         "commit",
-        "if h[4] == ARGV[3] then return",
-        "if h[4] == ARGV[3] then count(batch, 'steps', 1) return",
+        "if h.last_token == ARGV[3] then return",
+        "if h.last_token == ARGV[3] then count(batch, 'steps', 1) return",
     ),
     "commit does not know its own older token": Mutation(
         "commit",
@@ -231,7 +233,7 @@ MUTATIONS = {
     ),
     "a run begins untold": Mutation("claim", "emit_status(status, 'in_progress')", ""),
     "a run that begins stays in the list of queued ones": Mutation(
-        "claim", "relist(status, 'in_progress', h[14])", ""
+        "claim", "relist(status, 'in_progress', h.created)", ""
     ),
     "a pause is not told": Mutation("common", "  emit_status(from, 'paused')\n", ""),
     "the end of a pause is not told": Mutation("resume", "emit_status('paused', to)", ""),
@@ -242,32 +244,34 @@ MUTATIONS = {
         "redis.call('HSET', lost_key, entry, text) count(batch, 'lost', 1)",
     ),
     "cancel ends a run that a worker holds": Mutation(
-        "cancel", "if h[2] ~= '' and number(h[5]) > now then", "if false then"
+        "cancel", "if h.token ~= '' and number(h.lease) > now then", "if false then"
     ),
     "cancel waits for a worker whose lease ran out": Mutation(
-        "cancel", "if h[2] ~= '' and number(h[5]) > now then", "if h[2] ~= '' then"
+        "cancel", "if h.token ~= '' and number(h.lease) > now then", "if h.token ~= '' then"
     ),
     "cancel does not list the attempt of a worker whose lease ran out": Mutation(
-        "cancel", "if h[2] ~= '' then vanish(h[3], h[2], h[6], h[7]) end", ""
+        "cancel", "if h.token ~= '' then vanish(h.batch, h.token, h.step, h.elapsed) end", ""
     ),
     "cancel does not list an answer that a lost worker paid for": Mutation(
         "common", "elseif owner ~= '' and redis.call", "elseif false and redis.call"
     ),
     "pause takes the step out of its worker's hands": Mutation(
         "pause",
-        "h[2] ~= '' and (number(h[5]) > now or h[4] == 'cancel')",
+        "h.token ~= '' and (number(h.lease) > now or h.want == 'cancel')",
         "false",
     ),
     "pause waits for a worker whose lease ran out": Mutation(
         "pause",
-        "h[2] ~= '' and (number(h[5]) > now or h[4] == 'cancel')",
-        "h[2] ~= ''",
+        "h.token ~= '' and (number(h.lease) > now or h.want == 'cancel')",
+        "h.token ~= ''",
     ),
     "pause takes a cancel back that was asked for": Mutation(
-        "pause", "(number(h[5]) > now or h[4] == 'cancel')", "number(h[5]) > now"
+        "pause", "(number(h.lease) > now or h.want == 'cancel')", "number(h.lease) > now"
     ),
     "resume goes on with an active run": Mutation(
-        "resume", "if h[1] ~= 'paused' then", "if h[1] ~= 'paused' and h[2] == 'pause' then"
+        "resume",
+        "if h.status ~= 'paused' then",
+        "if h.status ~= 'paused' and h.want == 'pause' then",
     ),
     "retry leaves the tokens counted": Mutation(
         "retry", "count(batch, 'tokens', -number(a.tokens))", ""
@@ -289,13 +293,13 @@ MUTATIONS = {
         "end",
     ),
     "retry takes an older end for this one": Mutation(
-        "retry", "if h[4] ~= a.expected then return { 'changed', h[2] } end", ""
+        "retry", "if h.seq ~= a.expected then return { 'changed', h.step } end", ""
     ),
     "retry keeps the log of the step that it takes back": Mutation(
         "retry", "redis.call('HDEL', log_key, i)", ""
     ),
     "rescue floods a long queue": Mutation(
-        "rescue", "ARGV[3] == '1' and h[1] == 'queued' and not (waited and n == 1)", "false"
+        "rescue", "ARGV[3] == '1' and h.status == 'queued' and not (waited and n == 1)", "false"
     ),
     "rescue forgets what it has published": Mutation(
         "rescue",
@@ -318,7 +322,7 @@ MUTATIONS = {
         "rescue", "local to = leave and behind or out", "local to = out"
     ),
     "rescue does not publish retries while the queue is long": Mutation(
-        "rescue", "and h[1] == 'queued' and not (waited and n == 1)", ""
+        "rescue", "and h.status == 'queued' and not (waited and n == 1)", ""
     ),
     "park leaves the step to be claimed while it waits": Mutation(
         "park", "'not_before', #calls > 0 and patience or 0)", "'not_before', 0)"
@@ -365,7 +369,9 @@ MUTATIONS = {
     "deliver wakes a run that still waits": Mutation(
         "deliver", "if #left > 0 then", "if false then"
     ),
-    "deliver wakes a paused run": Mutation("deliver", "if h[1] == 'paused' then", "if false then"),
+    "deliver wakes a paused run": Mutation(
+        "deliver", "if h.status == 'paused' then", "if false then"
+    ),
     "resume ends a wait": Mutation("resume", "'not_before', patience", "'not_before', 0"),
     "rescue dispatches a call that is held": Mutation(
         "rescue", "if till <= now then", "if true then"
@@ -374,7 +380,7 @@ MUTATIONS = {
         "common", "    note_lost(batch, 'paid', paid or price)\n", ""
     ),
     "the end of a circuit ends a wait for tools": Mutation(
-        "park", "if h[9] then redis.call('HDEL', run_key, 'outage', 'parked') end\n", ""
+        "park", "if h.outage then redis.call('HDEL', run_key, 'outage', 'parked') end\n", ""
     ),
     "retry keeps an old wait for a service": Mutation(
         "retry", ", 'outage',\n  'parked', 'reach', 'orphans', 'hinted')", ")"
@@ -388,9 +394,9 @@ MUTATIONS = {
     "a step that waits for a service is in no set": Mutation(
         "common", "    redis.call('SADD', shard .. 'out:' .. id, run_id)\n", ""
     ),
-    "wake makes a step due that a worker holds": Mutation("wake", " and h[2] == '' and", " and"),
+    "wake makes a step due that a worker holds": Mutation("wake", " and h.token == '' and", " and"),
     "wake makes a run due that is paused or has ended": Mutation(
-        "wake", "(h[1] == 'queued' or h[1] == 'in_progress') and", ""
+        "wake", "(h.status == 'queued' or h.status == 'in_progress') and", ""
     ),
     "wake leaves the run in the index as it was": Mutation(
         "wake", "    redis.call('ZADD', due_key, now, run_id)\n", ""

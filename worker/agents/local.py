@@ -1,32 +1,71 @@
 """The agents whose code this worker has, and their code made ready for a run's configuration."""
 
+import importlib.util
 import logging
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from stepfleet.orchestrator.agents.agent import Agent, criteria_of, reasoner_of
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
-from stepfleet.orchestrator.agents.planning.plan import UPDATE_PLAN
+from stepfleet.orchestrator.agents.planning import UPDATE_PLAN
 from stepfleet.orchestrator.agents.reasoner import Reasoner
 from stepfleet.orchestrator.agents.sub_agents import HandoffTool
 from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.continuation import ContinuationCriteria
 from stepfleet.orchestrator.errors import AgentMemoryError, ConfigurationError
-from stepfleet.orchestrator.memory.custom import CustomPolicy, find_policy
-from stepfleet.orchestrator.memory.protocol import Memory
+from stepfleet.orchestrator.memory.policy import Memory
+from stepfleet.orchestrator.memory.pruning import CustomPolicy, find_policy
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
-from stepfleet.orchestrator.tools import Tool, ToolRegistry, tool_catalog
+from stepfleet.orchestrator.tools import McpServer, Tool, ToolRegistry, tool_catalog
 from stepfleet.orchestrator.tools.middleware import through_model
-from stepfleet.worker.agents.mcp_sources import Sources
 from stepfleet.worker.agents.response_cache import ResponseCache
 from stepfleet.worker.agents.streaming import Generate, Started, Streaming
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Around, Call
+
+
+class Sources(Protocol):
+    """Servers that have tools of their own, connected; see `toolbox.mcp`."""
+
+    def registry(
+        self, own: ToolRegistry, servers: Iterable[McpServer], reserved: Iterable[str]
+    ) -> ToolRegistry:
+        """Return the tools of `own` and of `servers`, which get no name among `reserved`."""
+
+    async def aclose(self) -> None:
+        """Disconnect from all of them."""
+
+
+def check_sources(agents: Sequence[Agent]) -> None:
+    """Raise `ConfigurationError` where an agent has MCP servers and the extra is missing."""
+    for agent in agents:
+        if agent.tools.servers and importlib.util.find_spec("mcp") is None:
+            msg = (
+                f"agent {agent.name!r} has the MCP server {agent.tools.servers[0].name!r}, and "
+                "this worker lacks the package mcp; install stepfleet[mcp]"
+            )
+            raise ConfigurationError(msg)
+
+
+def sources_of(agents: Sequence[Agent]) -> Sources | None:
+    """Connect to the servers of all agents, in the background; None where there are none.
+
+    Raises `ConfigurationError` as `check_sources` does.
+    """
+    servers = [server for agent in agents for server in agent.tools.servers]
+    if not servers:
+        return None
+    check_sources(agents)
+    # The protocol's package takes seconds to import.
+    from stepfleet.worker.toolbox.mcp import Sessions  # noqa: PLC0415
+
+    return Sessions(servers)
+
 
 log = logging.getLogger(__name__)
 

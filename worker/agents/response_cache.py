@@ -15,18 +15,18 @@ from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import AgentException, ModelError
-from stepfleet.orchestrator.models.caching.entries import (
+from stepfleet.orchestrator.models.caching import (
+    CachePolicy,
     answer_of,
     entry_of,
     is_keepable,
     key_of,
     marked,
 )
-from stepfleet.orchestrator.models.caching.policy import CachePolicy
 from stepfleet.orchestrator.models.endpoint import endpoint_of
 from stepfleet.orchestrator.models.llm import LLM
 from stepfleet.orchestrator.models.pricing import Cost, stated_cost
-from stepfleet.orchestrator.models.pricing.tiers import address_of
+from stepfleet.orchestrator.models.pricing.prices import address_of
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats, bounded_cost

@@ -2,7 +2,7 @@
 
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.protocol.outage import circuit_id
+from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.records.errors import PERMANENT, ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.worker.ports import AgentCode, Call, Circuits, Ports

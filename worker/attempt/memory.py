@@ -10,10 +10,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from stepfleet.orchestrator.errors import AgentMemoryError, ContextWindowError
-from stepfleet.orchestrator.memory.custom import chosen
-from stepfleet.orchestrator.memory.limits import Count
-from stepfleet.orchestrator.memory.pruning import estimate_tokens
-from stepfleet.orchestrator.memory.summary import LONGEST_MESSAGE, summary_request
+from stepfleet.orchestrator.memory.conversation import LONGEST_MESSAGE, summary_request
+from stepfleet.orchestrator.memory.pruning import Count, chosen, estimate_tokens
 from stepfleet.orchestrator.memory.window import History, advance, shown, token_budget
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.conversation.messages import Message

@@ -11,9 +11,9 @@ from stepfleet.orchestrator.errors import (
     RateLimitError,
 )
 from stepfleet.orchestrator.limits.estimates import FIRST_OUTPUT
-from stepfleet.orchestrator.memory.protocol import context_for
+from stepfleet.orchestrator.memory.policy import context_for
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
-from stepfleet.orchestrator.models.pricing.tiers import tier_of
+from stepfleet.orchestrator.models.pricing.prices import tier_of
 from stepfleet.orchestrator.protocol.attempt import (
     Attempt,
     Failed,

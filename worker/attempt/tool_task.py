@@ -11,8 +11,7 @@ from functools import partial
 
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.attempt import Interruption, gave_up, not_run
-from stepfleet.orchestrator.protocol.claim import Refusal, Refused
-from stepfleet.orchestrator.protocol.suspicion import Stance
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused, Stance
 from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
 from stepfleet.orchestrator.records.calls.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 
 from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner, joined
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
-from stepfleet.orchestrator.protocol.answered import answered
 from stepfleet.orchestrator.protocol.attempt import (
     Answered,
     Interrupted,
@@ -21,14 +20,14 @@ from stepfleet.orchestrator.protocol.attempt import (
 )
 from stepfleet.orchestrator.protocol.claim import Claim, Want
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES
-from stepfleet.orchestrator.protocol.revision import price_of
-from stepfleet.orchestrator.protocol.transfer import (
+from stepfleet.orchestrator.protocol.revision import (
     Transfer,
     handed_over,
+    price_of,
     too_late,
     transfer_in,
 )
-from stepfleet.orchestrator.protocol.waiting import divided, patience, wait_key
+from stepfleet.orchestrator.protocol.waiting import answered, divided, patience, wait_key
 from stepfleet.orchestrator.records.calls.answers import Awaited, RunEnd, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.records.ledger import bare_name

@@ -7,10 +7,9 @@ working is listed with its estimated cost.
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.limits.estimates import FIRST_OUTPUT
-from stepfleet.orchestrator.memory.limits import Count
-from stepfleet.orchestrator.memory.pruning import text_tokens
-from stepfleet.orchestrator.models.pricing.agent_prices import stated_cost
-from stepfleet.orchestrator.models.pricing.tiers import address_of, tier_of
+from stepfleet.orchestrator.memory.pruning import Count, text_tokens
+from stepfleet.orchestrator.models.pricing.loading import stated_cost
+from stepfleet.orchestrator.models.pricing.prices import address_of, tier_of
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.ledger import bare_name

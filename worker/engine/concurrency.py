@@ -11,6 +11,96 @@ each boundary: the code of a phase then is in the processor's caches for all of 
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Container, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.settings.signing import HEADER, SigningKeys
+from stepfleet.orchestrator.tools.schemas.bounded_json import is_unicode
+
+LONGEST_ID = 200
+"""Characters of a run's id."""
+HIGHEST = 2**31
+"""Steps and calls are numbered below this."""
+
+_STEP = ("run_id", "step")
+_CALL = ("run_id", "step", "index")
+_OF_OTHERS = ("callbacks", "errbacks", "chain", "chord", "eta", "expires", "group")
+_NO_LIMITS = (None, [None, None], (None, None))
+
+
+class Inadmissible(ValueError):  # noqa: N818 - a verdict
+    """The message must not be acted on; the text is the reason."""
+
+
+def step_hint(args: Sequence[Any], kwargs: dict[str, Any]) -> StepHint:
+    """Return the step that a task's arguments name. Raises `Inadmissible`."""
+    run_id, step = args if not kwargs and len(args) == len(_STEP) else _named(_STEP, args, kwargs)
+    return StepHint(_run_id(run_id), _number("step", step))
+
+
+def call_hint(args: Sequence[Any], kwargs: dict[str, Any]) -> ToolHint:
+    """Return the tool call that a task's arguments name. Raises `Inadmissible`."""
+    run_id, step, index = _named(_CALL, args, kwargs)
+    return ToolHint(_run_id(run_id), _number("step", step), _number("index", index))
+
+
+def check_limits(request: Any) -> None:
+    """Raise `Inadmissible` for a hint with time limits: they are the worker's to set.
+
+    A stranger's limit would count against the run as a timeout.
+    """
+    if request.timelimit not in _NO_LIMITS:
+        raise Inadmissible("the message has time limits, which only a worker's options may set")
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """Lets those messages through that one of `keys` signed, for one of the queues read here.
+
+    What the signature does not cover (time limits, tasks to be called afterwards) must be absent.
+    """
+
+    keys: SigningKeys
+    queues: Callable[[], Container[str]]
+
+    def check(self, task: str, args: list[Any], request: Any) -> None:
+        """Return if Celery's `request` may be acted on. Raises `Inadmissible`."""
+        queue = (request.delivery_info or {}).get("routing_key")
+        signature = request.get(HEADER)
+        if signature is None:
+            raise Inadmissible("the message is not signed, and this worker has signing keys")
+        if not self.keys.accepts(signature, task, queue, args):
+            raise Inadmissible("no key of this worker made the message's signature")
+        if queue not in self.queues():
+            raise Inadmissible("the message was signed for a queue that this worker does not read")
+        if request.timelimit not in _NO_LIMITS or any(map(request.get, _OF_OTHERS)):
+            raise Inadmissible("the message was signed without the options that it has now")
+
+
+def _named(names: tuple[str, ...], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    by_name = [kwargs[name] for name in names[len(args) :] if name in kwargs]
+    given = [*args, *by_name]
+    if len(given) != len(names) or len(by_name) != len(kwargs):
+        raise Inadmissible(f"the message's arguments are not {', '.join(names)}")
+    return given
+
+
+def _run_id(given: Any) -> str:
+    if not isinstance(given, str) or not 0 < len(given) <= LONGEST_ID:
+        raise Inadmissible(f"run_id is no text of 1 to {LONGEST_ID} characters")
+    if not given.isascii() and not is_unicode(given):
+        raise Inadmissible("run_id holds a lone surrogate, which is no valid Unicode")
+    return given
+
+
+def _number(name: str, given: Any) -> int:
+    if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < HIGHEST:
+        raise Inadmissible(f"{name} is no whole number from 0 below {HIGHEST}")
+    return given
+
 
 MOST = 64
 """Enough to fill the round trips to Redis, and over in less than a tenth of a second."""

@@ -13,8 +13,8 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.events.broadcast.port import Envelope
-from stepfleet.orchestrator.events.broadcast.webhook import WebhookError
+from stepfleet.orchestrator.events.broadcast import WebhookError
+from stepfleet.orchestrator.events.subscribers import Envelope
 from stepfleet.orchestrator.store.feeds import FeedPage, Feeds
 
 log = logging.getLogger(__name__)

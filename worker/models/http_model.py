@@ -7,7 +7,8 @@ retries: a transient failure is only marked as such.
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -15,24 +16,91 @@ from typing import Any, Protocol, TypeVar
 import aiohttp
 
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
-from stepfleet.orchestrator.models.endpoint import Endpoint, endpoint_of
+from stepfleet.orchestrator.models.endpoint import Endpoint, ModelSetupError, Route, endpoint_of
 from stepfleet.orchestrator.models.failures import failed_event, redact, refusal
 from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.models.routes import Route
 from stepfleet.orchestrator.models.services import Api, Service
+from stepfleet.orchestrator.models.signing import Credentials
 from stepfleet.orchestrator.models.support import support_at
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolSpec
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.usage import UsageStats
-from stepfleet.worker.models.blocks import fitted
+from stepfleet.worker.models.blocks import fitted, with_sent_ids
 from stepfleet.worker.models.bodies import malformed, with_counts, without_half_a_turn
-from stepfleet.worker.models.call_ids import with_sent_ids
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.encodings import plain
-from stepfleet.worker.models.event_lines import EventLines
-from stepfleet.worker.models.offered_tools import with_offered_names
-from stepfleet.worker.models.signing import Signer
+from stepfleet.worker.models.event_lines import EventLines, plain
 from stepfleet.worker.models.tokens import Tokens
+
+_LARGE = 256 * 1024
+"""Bodies from so many bytes on are signed on a thread."""
+
+
+class Signer:
+    """Signs the calls of one event loop. One refresh runs at once, however many calls wait."""
+
+    def __init__(self) -> None:
+        self._credentials = Credentials()
+        self._refresh: asyncio.Task[None] | None = None
+
+    async def signed(
+        self, region: str, url: str, headers: Mapping[str, str], body: bytes
+    ) -> Mapping[str, str]:
+        """Return the headers of a signed POST.
+
+        Raises `ModelSetupError` where there are no credentials, and a transient `ModelError` where
+        their source fails.
+        """
+        if self._credentials.are_ageing:
+            if self._refresh is None or self._refresh.done():
+                self._refresh = asyncio.create_task(self._refreshed())
+                self._refresh.add_done_callback(_seen)
+            if self._credentials.are_late:
+                await self._finished(self._refresh)
+        if len(body) < _LARGE:
+            return self._credentials.sign(region, url, headers, body)
+        return await asyncio.to_thread(self._credentials.sign, region, url, headers, body)
+
+    async def _refreshed(self) -> None:
+        await asyncio.to_thread(self._credentials.refresh)
+
+    @staticmethod
+    async def _finished(refresh: asyncio.Task[None]) -> None:
+        try:
+            # The call may be cancelled; the refresh is every call's.
+            await asyncio.shield(refresh)
+        except ModelSetupError as error:
+            raise ModelSetupError(error.message) from None  # one for each call that waits
+        except ModelError as error:
+            code = ModelErrorCode.CONNECTION_ERROR
+            raise ModelError(error.message, retryable=True, code=code) from None
+
+
+def _seen(refresh: asyncio.Task[None]) -> None:
+    """Take the error of a refresh that no call waits for: the next call tries again."""
+    if not refresh.cancelled():
+        refresh.exception()
+
+
+_MARKED = re.compile(r"(?:functions\.)?(.*?)(?::\d{1,4})?(?:<\|.*)?", re.DOTALL)
+
+
+def with_offered_names(answer: LLMResponse, tools: Iterable[ToolSpec]) -> LLMResponse:
+    """Return an answer whose calls have no marks in their names, where a tool is meant."""
+    calls = answer.tool_calls or ()
+    offered = {one.name for one in tools}
+    if all(call.name in offered for call in calls):
+        return answer
+    return answer.model_copy(update={"tool_calls": tuple(_named(call, offered) for call in calls)})
+
+
+def _named(call: ToolCall, offered: set[str]) -> ToolCall:
+    found = _MARKED.fullmatch(call.name)
+    meant = found[1].strip() if found else ""
+    if call.name in offered or meant not in offered:
+        return call
+    return call.model_copy(update={"name": meant})
+
 
 _BOM = b"\xef\xbb\xbf"
 _LONGEST_FIELD = 6

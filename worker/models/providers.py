@@ -17,24 +17,23 @@ from stepfleet.orchestrator.errors import (
     ModelTimeoutError,
     RateLimitError,
 )
-from stepfleet.orchestrator.models.accounts import limit_name
 from stepfleet.orchestrator.models.endpoint import ModelSetupError
 from stepfleet.orchestrator.models.llm import LLM
-from stepfleet.orchestrator.models.services import ENTRY_POINTS, SERVICES, Api
+from stepfleet.orchestrator.models.services import ENTRY_POINTS, SERVICES, Api, limit_name
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.worker.attempt.sanitize import storable
-from stepfleet.worker.models.anthropic.messages import MESSAGES
+from stepfleet.worker.models.anthropic import MESSAGES
 from stepfleet.worker.models.bedrock.converse import CONVERSE
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.google.content import GENERATE_CONTENT
+from stepfleet.worker.models.google import GENERATE_CONTENT
 from stepfleet.worker.models.http_model import RESPONSE_LIMIT, Format, HttpModel
 from stepfleet.worker.models.openai.chat import (
     AZURE_CHAT_COMPLETIONS,
     CHAT_COMPLETIONS,
     chat_of,
 )
-from stepfleet.worker.models.responses.responses import RESPONSES
+from stepfleet.worker.models.responses import RESPONSES
 
 ProviderFactory = Callable[[], LLM]
 FORMATS: Mapping[Api, Format] = {

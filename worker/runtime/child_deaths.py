@@ -21,7 +21,7 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
 from stepfleet.orchestrator.store.fleet.overview import is_gone_here
 from stepfleet.orchestrator.store.store import open_store
-from stepfleet.worker.engine.admission import Inadmissible, call_hint, step_hint
+from stepfleet.worker.engine.concurrency import Inadmissible, call_hint, step_hint
 from stepfleet.worker.runtime.connect import child_name
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException, ModelError
-from stepfleet.orchestrator.protocol.outage import circuit_id
+from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.store.circuits import KNOWN_SECONDS, Circuit, Circuits
 

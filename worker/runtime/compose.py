@@ -11,15 +11,14 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.memory.tokens import TokenCounters
 from stepfleet.orchestrator.models.pricing import Cost, Prices, RecentPrices, stated_cost
-from stepfleet.orchestrator.models.pricing.tiers import address_of
+from stepfleet.orchestrator.models.pricing.prices import address_of
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.store import Store
-from stepfleet.worker.agents.local import LocalAgents
-from stepfleet.worker.agents.mcp_sources import Sources, sources_of
+from stepfleet.worker.agents.local import LocalAgents, Sources, sources_of
 from stepfleet.worker.agents.response_cache import ResponseCache
 from stepfleet.worker.agents.streaming import Streaming
 from stepfleet.worker.events.subscribers import SubscriberObserver, SubscriberQueue

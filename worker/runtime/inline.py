@@ -24,7 +24,7 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint, waits_in
 from stepfleet.orchestrator.settings.settings import TASK, Settings
 from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.orchestrator.store.runs.reading import StoredRun
-from stepfleet.worker.engine.admission import Inadmissible, call_hint, step_hint
+from stepfleet.worker.engine.concurrency import Inadmissible, call_hint, step_hint
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.services import LoopServices

@@ -22,12 +22,12 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.quarantine import keep_aside
 from stepfleet.orchestrator.store.store import Store, open_store
-from stepfleet.worker.agents.mcp_sources import check_sources
+from stepfleet.worker.agents.local import check_sources
 from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.engine.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.engine.time_limits import TimeLimits
 from stepfleet.worker.events.delivery import EventDelivery
-from stepfleet.worker.events.sinks import deliveries
+from stepfleet.worker.events.subscribers import deliveries
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import Renewal
 from stepfleet.worker.ports import Ports

@@ -3,11 +3,12 @@
 from stepfleet.worker.telemetry.logs import (
     Identity,
     JsonLines,
+    StepLogger,
     current_step,
     log_as_json,
     log_without_secrets,
+    step_logger,
 )
-from stepfleet.worker.telemetry.step_lines import StepLogger, step_logger
 
 __all__ = [
     "Identity",

@@ -11,23 +11,251 @@ import os
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from datetime import datetime
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
+from stepfleet.orchestrator.errors import AgentException, ConfigurationError
+from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.models.llm import LLM
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal
+from stepfleet.orchestrator.protocol.verdict import Verdict
+from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall
+from stepfleet.orchestrator.records.calls.tools import NOT_EXECUTED, ToolCall, ToolCallRecord
+from stepfleet.orchestrator.records.errors import ErrorType
+from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.overview import FleetFigures
+from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import StepObserver, Toolbox
-from stepfleet.worker.telemetry.config import TelemetryConfig, available, telemetry_config
-from stepfleet.worker.telemetry.observations import Observation
-from stepfleet.worker.telemetry.wrappers import (
-    Inside,
-    ObservedModels,
-    ObservedToolbox,
-    TelemetryObserver,
+from stepfleet.worker.telemetry.observations import (
+    CANCELLED,
+    ModelCallObservation,
+    Observation,
+    RefusalObservation,
+    StepObservation,
+    ToolCallObservation,
+    ToolTaskObservation,
+    begin,
+    current_attempt,
 )
+from stepfleet.worker.telemetry.span_plans import new_span_id
 
 log = logging.getLogger(__name__)
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+FIX = "install stepfleet[telemetry]"
+
+
+@dataclass(frozen=True, slots=True)
+class TelemetryConfig:
+    """Which telemetry to make; `port` is None without metrics. Traces are sent by `protocol`."""
+
+    spans: bool = False
+    port: int | None = None
+    host: str = ""
+    protocol: str = ""
+    explicit: bool = False
+
+    def __bool__(self) -> bool:
+        """Return whether any telemetry is wanted."""
+        return self.spans or self.port is not None
+
+
+def telemetry_config(settings: Settings, environment: Mapping[str, str]) -> TelemetryConfig:
+    """Return what settings and environment ask for. By default nothing."""
+    if settings.telemetry == "off":
+        return TelemetryConfig()
+    variables = {
+        name: environment[name].strip() for name in environment if name.startswith("OTEL_")
+    }
+    disabled = (
+        variables.get("OTEL_SDK_DISABLED", "").lower() == "true"
+        or variables.get("OTEL_TRACES_EXPORTER") == "none"
+    )
+    explicit = settings.telemetry == "on"
+    spans = explicit or any(variables.get(name) for name in ENDPOINTS)
+    protocol = next((variables[name] for name in PROTOCOLS if variables.get(name)), "")
+    return TelemetryConfig(
+        spans=spans and not disabled,
+        port=settings.metrics_port,
+        host=settings.metrics_host,
+        protocol=protocol,
+        explicit=explicit,
+    )
+
+
+def available(config: TelemetryConfig) -> TelemetryConfig:
+    """Return the part of `config` that this installation can provide.
+
+    Raises `ConfigurationError` where something is missing that a setting of ours asks for. Of
+    OpenTelemetry's variables, which may be meant for others in the same environment, a warning.
+    """
+    if config.port is not None and not _is_installed("prometheus_client"):
+        raise ConfigurationError(f"metrics_port is set, and prometheus_client is missing: {FIX}")
+    reason = _why_not(config) if config.spans else ""
+    if reason and config.explicit:
+        raise ConfigurationError(f"telemetry is on, and {reason}")
+    if reason:
+        log.warning("no spans are sent: %s, or set STEPFLEET_TELEMETRY=off", reason)
+        return TelemetryConfig(port=config.port, host=config.host)
+    return config
+
+
+def _why_not(config: TelemetryConfig) -> str:
+    if not _is_installed("opentelemetry.exporter.otlp.proto.http"):
+        return f"OpenTelemetry's exporter is missing: {FIX}"
+    if config.protocol == "grpc":
+        return (
+            "OTEL_EXPORTER_OTLP_PROTOCOL is grpc, which workers do not speak: set it to"
+            " http/protobuf, and the endpoint to the collector's HTTP port (4318)"
+        )
+    return ""
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except ModuleNotFoundError:  # of a package above it
+        return False
+
+
+Offer = Callable[[Observation], None]
+Inside = Callable[[str, int], AbstractContextManager[Any]]
+"""Makes spans of code that runs in it stand below a span: of that run, with that id."""
+
+
+class TelemetryObserver(StepObserver):
+    """Offers every attempt at a step, and every tool task, that ends."""
+
+    def __init__(self, offer: Offer) -> None:
+        self._offer = offer
+
+    def claimed(self, claim: Claim | Refusal) -> None:
+        """Begin an attempt, or count a refusal."""
+        if isinstance(claim, Refusal):
+            self._offer(RefusalObservation(claim.why))
+        else:
+            begin(claim.run_id, claim.now)
+
+    def committed(
+        self, claim: Claim, verdict: Verdict, events: Events, committed: Committed
+    ) -> None:
+        """Offer the attempt, unless it is decided again."""
+        del events
+        attempt = current_attempt(claim.run_id)
+        if attempt and not committed.wanted:
+            calls = tuple(attempt.calls)
+            applied = committed.applied
+            self._offer(StepObservation(claim, verdict, calls, attempt.began, attempt.now, applied))
+
+    def call_taken(self, taken: TakenCall) -> None:
+        """Begin an attempt."""
+        begin(taken.hint.run_id, taken.now)
+
+    def call_delivered(
+        self, taken: TakenCall, record: ToolCallRecord, delivered: Delivered
+    ) -> None:
+        """Offer the task."""
+        attempt = current_attempt(taken.hint.run_id)
+        if attempt is None:
+            return
+        error = record.error
+        if error is not None and error.code != NOT_EXECUTED and not attempt.calls:
+            began, now = attempt.began, attempt.now
+            name, times = record.tool_name, taken.attempt
+            attempt.calls.append(
+                ToolCallObservation(
+                    new_span_id(), began, now, name, record.call_id, times, error.code
+                )
+            )
+        self._offer(ToolTaskObservation(taken, tuple(attempt.calls), delivered.applied))
+
+
+class ObservedToolbox:
+    """A toolbox whose executions are seen."""
+
+    def __init__(self, toolbox: Toolbox, inside: Inside) -> None:
+        self._toolbox = toolbox
+        self._inside = inside
+        self.recall = toolbox.recall
+        self.needs_approval = toolbox.needs_approval
+        self.text = toolbox.text
+
+    async def execute(
+        self,
+        call: ToolCall,
+        tools: ToolRegistry,
+        invocation: ToolInvocation,
+        *,
+        clock: Callable[[], datetime],
+    ) -> ToolCallRecord:
+        """Run one call. Tool trouble becomes the record's error; only cancellation raises."""
+        attempt = current_attempt(invocation.run_id)
+        if attempt is None:
+            return await self._toolbox.execute(call, tools, invocation, clock=clock)
+        span_id, began, code = new_span_id(), attempt.now, ""
+        try:
+            with self._inside(invocation.run_id, span_id):
+                record = await self._toolbox.execute(call, tools, invocation, clock=clock)
+            code = record.error.code if record.error else ""
+        except asyncio.CancelledError:
+            code = CANCELLED
+            raise
+        finally:
+            # A name that the model made up is no tool's: it would be a metric's label for ever.
+            name = call.name if call.name in tools else ""
+            times = invocation.attempt
+            attempt.calls.append(
+                ToolCallObservation(span_id, began, attempt.now, name, call.id, times, code)
+            )
+        return record
+
+
+class ObservedModels(Models):
+    """The models of a worker, their calls seen: those of steps, and those of its memory."""
+
+    def __init__(self, inside: Inside, *, connections: int = 0) -> None:
+        super().__init__(connections=connections)
+        self._inside = inside
+
+    async def generate(
+        self,
+        request: ModelRequest,
+        *,
+        llm: LLM | None = None,
+        on_text: Callable[[str], None] | None = None,
+    ) -> LLMResponse:
+        """Make one model call. Raises nothing but `AgentException`s."""
+        attempt = current_attempt()
+        if attempt is None:
+            return await super().generate(request, llm=llm, on_text=on_text)
+        span_id, began = new_span_id(), attempt.now
+        response, code, kind = None, "", ""
+        try:
+            with self._inside(attempt.run_id, span_id):
+                response = await super().generate(request, llm=llm, on_text=on_text)
+        except asyncio.CancelledError:
+            code = kind = CANCELLED
+            raise
+        except AgentException as error:
+            code, kind = error.code, error.type.value
+            raise
+        except BaseException:
+            code = kind = ErrorType.UNKNOWN.value
+            raise
+        finally:
+            ended = attempt.now
+            attempt.calls.append(
+                ModelCallObservation(span_id, began, ended, request, response, code, kind)
+            )
+        return response
+
 
 MOST_WAITING = 10_000
 PAUSE_SECONDS = 0.2

@@ -160,10 +160,10 @@ class Metrics:
         for name, gauge in self._fleet.items():
             value = getattr(figures, name, None)
             gauge.set(math.nan if value is None else value)
-        for field, gauge in self._limits.items():
+        for name, gauge in self._limits.items():
             gauge.clear()
             for one in figures.limits if figures else ():
-                gauge.labels(one.name).set(getattr(one, field))
+                gauge.labels(one.name).set(getattr(one, name))
 
     def rescued(self, many: int) -> None:
         """Count runs that the rescuer dispatched again."""

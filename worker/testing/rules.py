@@ -8,8 +8,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.references import load_file, load_module
 from stepfleet.worker.testing.openai.conversation import Violation, violation_in
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.scenario.faults import Fault, FaultKind, Faults
-from stepfleet.worker.testing.scenario.replies import Reply
+from stepfleet.worker.testing.scenario import Fault, FaultKind, Faults, Reply
 
 Said = Reply | Fault | str
 Rules = Callable[[RequestRecord], Said]

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from stepfleet.orchestrator.agents.agent import Agent, with_sub_agents
 from stepfleet.orchestrator.agents.answers.definitions import STRUCTURED_RESPONSE
-from stepfleet.orchestrator.agents.keywords import RunOverrides
+from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.inputs import Input
 from stepfleet.orchestrator.client.local import DebugStep, LocalFleet, stepped
@@ -29,7 +29,23 @@ from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.tools.calls import parse_tool_calls
-from stepfleet.worker.testing.scenario.replies import Reply, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+
+
+def rules(request: RequestRecord) -> Reply:
+    """Return the planned answer. Raises `ValueError` for an input that is no plan."""
+    plan = exact_json.loads(request.question)
+    last = len(plan["seconds"]) - 1
+    place = min(request.turn - 1, last)
+    seconds = float(plan["seconds"][place])
+    if place == last:
+        return Reply("done", latency=seconds)
+    if plan["tools"][place]:
+        call = ToolCallReply("work", {"seconds": plan["tool_seconds"]})
+        return Reply(tool_calls=(call,), latency=seconds)
+    return Reply("more", latency=seconds)
+
 
 _Data = BaseModel | Mapping[str, Any]
 ScriptedReply = str | Reply | ToolCallReply | Sequence[ToolCallReply] | _Data

@@ -8,18 +8,15 @@ from typing import Any
 from stepfleet.worker.testing.openai.answers import (
     failing,
     limit_headers,
+    prompt_of,
     refusing,
     replying,
     too_long,
 )
-from stepfleet.worker.testing.openai.completions import prompt_of
 from stepfleet.worker.testing.openai.conversation import SHAPE, Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.scenario.faults import Fault
-from stepfleet.worker.testing.scenario.limits import Standing
-from stepfleet.worker.testing.scenario.prompt_cache import Prompt
-from stepfleet.worker.testing.scenario.replies import Answer, Reply
-from stepfleet.worker.testing.scenario.shapes import misfit
+from stepfleet.worker.testing.rate_limits import Standing
+from stepfleet.worker.testing.scenario import Answer, Fault, Prompt, Reply, misfit
 
 PLAIN_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 

@@ -1,6 +1,6 @@
 """Executes tool calls: one function for every call, and the threads that plain functions need."""
 
-from stepfleet.orchestrator.records.conversation.tool_text import result_text
+from stepfleet.orchestrator.records.conversation.messages import result_text
 from stepfleet.worker.toolbox.box import LocalToolbox
 from stepfleet.worker.toolbox.execution import execute_call, execute_in_order
 from stepfleet.worker.toolbox.threads import ToolThreads

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
-from stepfleet.orchestrator.records.conversation.tool_text import result_text
+from stepfleet.orchestrator.records.conversation.messages import result_text
 from stepfleet.orchestrator.records.text.redaction import Redactor, redact
 from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.tools import (

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticSerializationError, to_jsonable_python
 
 from stepfleet.orchestrator.errors import ToolExecutionError
-from stepfleet.orchestrator.records.conversation.tool_text import value_text
+from stepfleet.orchestrator.records.conversation.messages import value_text
 from stepfleet.orchestrator.records.exact_json import MAX_DIGITS
 from stepfleet.orchestrator.tools.schemas.bounded_json import MAX_DEPTH, is_unicode
 

@@ -3,10 +3,12 @@
 Knows neither workers nor stores. `contract` is the reasoner of runs.
 """
 
-from stepfleet.orchestrator.agents.answers.sinks import ErrorSink, MessagesSink, RecordsSink
-from stepfleet.orchestrator.agents.answers.special import (
+from stepfleet.orchestrator.agents.answers.definitions import (
     Continue,
+    ErrorSink,
+    MessagesSink,
     Outcome,
+    RecordsSink,
     ReturnAnswer,
     ReturnResult,
     SpecialTool,

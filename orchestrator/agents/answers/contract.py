@@ -7,22 +7,21 @@ from collections.abc import Iterable, Sequence
 
 from stepfleet.orchestrator.agents.answers.definitions import (
     LARGEST,
+    Continue,
+    ErrorSink,
+    Outcome,
+    RecordsSink,
+    ReturnAnswer,
+    SpecialTool,
     correction,
     final_answer,
+    invalid,
     mending,
     paragraph,
     problems_of_data,
     reminder,
     structured_response,
     text_in_place,
-)
-from stepfleet.orchestrator.agents.answers.sinks import ErrorSink, RecordsSink
-from stepfleet.orchestrator.agents.answers.special import (
-    Continue,
-    Outcome,
-    ReturnAnswer,
-    SpecialTool,
-    invalid,
 )
 from stepfleet.orchestrator.agents.reasoner import (
     HandledCalls,

@@ -1,30 +1,205 @@
-"""The built-in special tools `final_answer` and `structured_response`, and their instructions.
+"""Special tools, which end a run with an answer or steer it, and sinks of their reports. Pure."""
 
-Pure; reports go to a sink.
-"""
-
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Protocol
 
-from stepfleet.orchestrator.agents.answers.sinks import ErrorSink
-from stepfleet.orchestrator.agents.answers.special import (
-    Continue,
-    Outcome,
-    ReturnAnswer,
-    ReturnResult,
-    SpecialTool,
-    invalid,
+from stepfleet.orchestrator.errors import (
+    AgentException,
+    ConfigurationError,
+    InvalidToolCallError,
+    ToolArgumentsError,
+    ToolExecutionError,
 )
-from stepfleet.orchestrator.errors import InvalidToolCallError
-from stepfleet.orchestrator.records.calls.tools import ToolCall
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord, ToolSpec, refused
+from stepfleet.orchestrator.records.conversation.messages import Message, result_text
+from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.text.redaction import redact
+from stepfleet.orchestrator.records.text.tracebacks import traceback_of
 from stepfleet.orchestrator.tools.schemas.bounded_json import (
     BoundsError,
     canonical_json,
     plain_json,
 )
-from stepfleet.orchestrator.tools.schemas.handles import Schema, SchemaHandle, changed
+from stepfleet.orchestrator.tools.schemas.handles import Schema, SchemaHandle, changed, handle_of
+
+
+class ErrorSink(Protocol):
+    """Receives reports about calls, for the model to read; the last report of a call counts."""
+
+    def report_error(self, call: ToolCall, error: ErrorInfo) -> None:
+        """Report that the call was wrong, and why."""
+
+    def report_observation(self, call: ToolCall, result: Any) -> None:
+        """Report the result of the call: text or JSON data."""
+
+
+class RecordsSink:
+    """Keeps a record per call id, for a step's log. `at` is the UTC time that they get."""
+
+    def __init__(self, at: datetime) -> None:
+        self.at = at
+        self.records: dict[str, ToolCallRecord] = {}
+
+    def report_error(self, call: ToolCall, error: ErrorInfo) -> None:
+        """Keep an error record."""
+        self.records[call.id] = refused(
+            call, self.at, error_type=error.type, code=error.code, message=error.message
+        ).model_copy(update={"error": _of_call(error, call)})
+
+    def report_observation(self, call: ToolCall, result: Any) -> None:
+        """Keep a record with that result."""
+        self.records[call.id] = ToolCallRecord(
+            tool_name=call.name,
+            call_id=call.id,
+            arguments=call.arguments,
+            result=result,
+            duration_ms=0.0,
+            timestamp=self.at,
+        )
+
+
+class MessagesSink(RecordsSink):
+    """Keeps a tool message per call id, for a conversation that is held in messages alone."""
+
+    def __init__(self) -> None:
+        super().__init__(datetime.min.replace(tzinfo=UTC))  # messages have no time
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The messages, in the order of the calls' first reports."""
+        return tuple(
+            Message.tool(ToolCall(id=one.call_id, name=one.tool_name), result_text(one))
+            for one in self.records.values()
+        )
+
+
+def _of_call(error: ErrorInfo, call: ToolCall) -> ErrorInfo:
+    return error.model_copy(update={"tool_name": call.name, "call_id": call.id})
+
+
+NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}}
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_LONGEST = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """The run goes on. `pending` is an answer's text whose data is still awaited."""
+
+    pending: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnAnswer:
+    """The run ends with `text`."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnResult:
+    """The run ends with data. `schema_name` names the schema that it was checked against.
+
+    `text` None means the answer that was given before, or a default text.
+    """
+
+    structured: Any
+    text: str | None = None
+    schema_name: str | None = None
+
+
+Outcome = Continue | ReturnAnswer | ReturnResult
+
+
+class SpecialHandler(Protocol):
+    """Decides the outcome of a special tool's call; its arguments fit the tool's parameters.
+
+    Must be pure: a step that is repeated after a crash calls it again. The model reads an
+    exception as an error of the call, and the run goes on.
+    """
+
+    def __call__(self, call: ToolCall, state: AgentState, sink: ErrorSink) -> Outcome:
+        """Report to `sink` for the model to read, and return the outcome."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpecialTool:
+    """A tool whose call may end the run. It must be the only call of its turn.
+
+    `parameters` is a JSON Schema of an object; `checked_as` one that arguments are checked
+    against instead. Raises `ConfigurationError` that names the fix.
+    """
+
+    name: str
+    description: str
+    handler: SpecialHandler
+    parameters: Mapping[str, Any] = field(default_factory=lambda: dict(NO_PARAMETERS))
+    checked_as: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse names and schemas that cannot work."""
+        if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
+            raise ConfigurationError(
+                f"special tool {self.name!r}: name must be 1 to 64 letters, digits, _ or -"
+            )
+        if not callable(self.handler):
+            raise ConfigurationError(
+                f"special tool {self.name!r}: handler must be a function of (call, state, sink)"
+            )
+        try:
+            self._arguments()
+        except ConfigurationError as error:
+            raise ConfigurationError(f"special tool {self.name!r}: {error.message}") from None
+
+    @property
+    def spec(self) -> ToolSpec:
+        """The tool as a model sees it."""
+        return ToolSpec(
+            name=self.name, description=self.description, parameters=dict(self.parameters)
+        )
+
+    def take(self, call: ToolCall, state: AgentState, sink: ErrorSink) -> Outcome:
+        """Return the outcome of `call`; its errors are reported, never raised."""
+        if call.error is not None:
+            sink.report_error(call, InvalidToolCallError(call.error).to_info())
+            return Continue()
+        if problems := self._arguments().problems(call.arguments):
+            sink.report_error(call, invalid(self.name, problems))
+            return Continue()
+        try:
+            outcome: Any = self.handler(call, state, sink)
+        except AgentException as error:
+            sink.report_error(call, error.to_info())
+            return Continue()
+        except Exception as error:  # noqa: BLE001 - users write handlers; none may lose a step
+            failed = _failed(f"{type(error).__name__}: {error}")
+            sink.report_error(call, failed.model_copy(update={"traceback": traceback_of(error)}))
+            return Continue()
+        if not isinstance(outcome, Continue | ReturnAnswer | ReturnResult):
+            kind = type(outcome).__name__
+            sink.report_error(
+                call, _failed(f"its handler returned a {kind}, not Continue, ReturnAnswer or ...")
+            )
+            return Continue()
+        return outcome
+
+    def _arguments(self) -> SchemaHandle:
+        return handle_of(self.parameters if self.checked_as is None else self.checked_as)
+
+
+def invalid(tool: str, problems: str) -> ErrorInfo:
+    """Return the error of a call with wrong arguments or data; the model can correct it."""
+    return ToolArgumentsError(f"{tool}: {problems}").to_info()
+
+
+def _failed(message: str) -> ErrorInfo:
+    return ToolExecutionError(redact(message[:_LONGEST])).to_info()
+
 
 LARGEST = 256 * 1024
 """Bytes that an answer's data may have as JSON."""

@@ -3,10 +3,13 @@
 Decides what a strategy sends and notes; must not know workers, stores or providers.
 """
 
-from stepfleet.orchestrator.agents.strategies.chain_of_thought import ChainOfThought
-from stepfleet.orchestrator.agents.strategies.lookup import make_strategy, stored_name
-from stepfleet.orchestrator.agents.strategies.noop import NoOp
-from stepfleet.orchestrator.agents.strategies.react import ReAct
+from stepfleet.orchestrator.agents.strategies.built_in import (
+    ChainOfThought,
+    NoOp,
+    ReAct,
+    make_strategy,
+    stored_name,
+)
 from stepfleet.orchestrator.agents.strategies.reasoner import StrategyReasoner
 from stepfleet.orchestrator.agents.strategies.strategy import (
     OutputMode,

@@ -15,14 +15,14 @@ from stepfleet.orchestrator.agents.strategies.json_mode import (
     tools_paragraph,
     with_calls,
 )
-from stepfleet.orchestrator.agents.strategies.observations import result_blocks
 from stepfleet.orchestrator.agents.strategies.strategy import (
     OutputMode,
     StateChange,
     Strategy,
     StrategyContext,
+    result_blocks,
+    with_prompt,
 )
-from stepfleet.orchestrator.agents.strategies.template import with_prompt
 from stepfleet.orchestrator.continuation import CanDecideToContinue
 from stepfleet.orchestrator.continuation.guards import ALLOW, REQUEST, STOP, evaluation
 from stepfleet.orchestrator.errors import StrategyError

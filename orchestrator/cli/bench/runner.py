@@ -22,7 +22,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings
 
 AGENTS = "stepfleet.orchestrator.cli.bench.agents"
-RULES = "stepfleet.worker.testing.workload:rules"
+RULES = "stepfleet.worker.testing.scripted:rules"
 RETENTION = 600
 """Seconds for which a configured Redis keeps the benchmark's runs."""
 

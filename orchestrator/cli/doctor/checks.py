@@ -6,7 +6,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from stepfleet.orchestrator.agents.layers import PREFIX, prefix_of
+from stepfleet.orchestrator.agents.agent import PREFIX, prefix_of
 from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.store.fleet.checks import Check, fail, good, warn
 

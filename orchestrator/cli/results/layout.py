@@ -4,8 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepfleet.orchestrator.batches.files.tables.arrow import require_arrow
-from stepfleet.orchestrator.batches.files.tables.fields import select
+from stepfleet.orchestrator.batches.files.tables import require_arrow, select
 from stepfleet.orchestrator.cli.results.places import is_empty
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchFormat

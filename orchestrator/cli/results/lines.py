@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from uuid import UUID
 
 from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
-from stepfleet.orchestrator.batches.files.result_lines import as_line, full, slim
-from stepfleet.orchestrator.batches.files.tables.fields import cells, select
+from stepfleet.orchestrator.batches.files.tables import cells, select
+from stepfleet.orchestrator.batches.results import as_line, full, slim
 from stepfleet.orchestrator.cli.results.layout import Layout
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.run.results import AgentRunResult

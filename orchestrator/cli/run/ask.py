@@ -30,7 +30,7 @@ from stepfleet.orchestrator.cli.views.approvals import call_and_commands, places
 from stepfleet.orchestrator.client.approvals import asks_below
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
-from stepfleet.orchestrator.events.streamed_text import StreamedText
+from stepfleet.orchestrator.events.envelope import StreamedText
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.settings.settings import load_settings

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.errors import ConfigurationError, ModelError
-from stepfleet.orchestrator.models.endpoint import Endpoint, ModelSetupError, endpoint_of
+from stepfleet.orchestrator.models.endpoint import ROUTES, Endpoint, ModelSetupError, endpoint_of
 from stepfleet.orchestrator.models.failures import refusal
-from stepfleet.orchestrator.models.routes import ROUTES
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.models.signing import Credentials
 from stepfleet.orchestrator.records.errors import ModelErrorCode

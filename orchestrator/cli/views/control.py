@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepfleet.orchestrator.agents.overrides import named_overrides
+from stepfleet.orchestrator.agents.config import named_overrides
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.cli.options import data_option
@@ -17,7 +17,7 @@ from stepfleet.orchestrator.cli.terminal.output import every_second, print_outco
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records import exact_json
-from stepfleet.orchestrator.records.text.durations import duration
+from stepfleet.orchestrator.records.text.validation import duration
 from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
 
 _DONE = {"cancelled", "requested", "paused", "resumed", "retried", "active", "sent"}

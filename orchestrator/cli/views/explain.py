@@ -17,7 +17,7 @@ from stepfleet.orchestrator.records.outcome import (
     ContinuationOutcome,
     StopReason,
 )
-from stepfleet.orchestrator.records.run.causes import explains
+from stepfleet.orchestrator.records.run.facts import explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.cli.terminal.format import count, seconds, shown
 from stepfleet.orchestrator.cli.terminal.rows import Column, Rows
 from stepfleet.orchestrator.cli.views.batches import batch_list
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.models.caching.statistics import CacheStatistics
+from stepfleet.orchestrator.models.caching import CacheStatistics
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.store.fleet.checks import stopping, versions
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen

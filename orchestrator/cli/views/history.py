@@ -15,7 +15,7 @@ from stepfleet.orchestrator.cli.views.control import overrides_of
 from stepfleet.orchestrator.client.checkpoints import CheckpointFolder, save_checkpoint
 from stepfleet.orchestrator.client.comparison import RunComparison, RunFigures
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
+from stepfleet.orchestrator.protocol.serialization import SlimSerializationConfig
 
 _CELL = 60
 

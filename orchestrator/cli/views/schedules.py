@@ -14,7 +14,7 @@ from rich.text import Text
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.batches.ticks import at, ticks_after
+from stepfleet.orchestrator.batches.following import at, ticks_after
 from stepfleet.orchestrator.cli.setup.with_fleet import show
 from stepfleet.orchestrator.cli.terminal.format import WIDE, count, seconds, shown
 from stepfleet.orchestrator.client.fleet import AsyncFleet

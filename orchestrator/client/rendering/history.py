@@ -20,8 +20,7 @@ from stepfleet.orchestrator.client.rendering.messages import (
 )
 from stepfleet.orchestrator.events.envelope import args_summary
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
-from stepfleet.orchestrator.records.conversation.messages import Message
-from stepfleet.orchestrator.records.conversation.tool_text import result_text
+from stepfleet.orchestrator.records.conversation.messages import Message, result_text
 from stepfleet.orchestrator.records.steps import LoggedStep
 
 

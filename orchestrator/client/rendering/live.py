@@ -23,8 +23,7 @@ from stepfleet.orchestrator.client.rendering.messages import (
     step_id,
     tool_id,
 )
-from stepfleet.orchestrator.events.envelope import EventType, args_summary
-from stepfleet.orchestrator.events.streamed_text import StreamedText
+from stepfleet.orchestrator.events.envelope import EventType, StreamedText, args_summary
 from stepfleet.orchestrator.records.state import TERMINAL, Lifecycle
 
 Payload = Mapping[str, Any]

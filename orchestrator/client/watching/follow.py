@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepfleet.orchestrator.client.watching.watch import Position, RunWatch
-from stepfleet.orchestrator.events.envelope import EventType
-from stepfleet.orchestrator.events.streamed_text import StreamedText
+from stepfleet.orchestrator.events.envelope import EventType, StreamedText
 from stepfleet.orchestrator.records.state import TERMINAL
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.store.store import Store

@@ -21,7 +21,7 @@ from contextlib import asynccontextmanager, suppress
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.protocol.outage import circuit_id
+from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.store.batches.batches import run_id_of

@@ -3,13 +3,15 @@
 import asyncio
 import logging
 import re
+import time
 from abc import ABC, abstractmethod
 from base64 import b64decode
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, ClassVar, Self
+from threading import Thread
+from typing import Any, ClassVar, Generic, Self, TypeVar
 from urllib.parse import urlparse
 
 from flower.api import BaseApiHandler
@@ -19,14 +21,97 @@ from tornado import web
 from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.dashboard.access import host_of, is_rebindable
-from stepfleet.orchestrator.dashboard.api.recent import Recent
 from stepfleet.orchestrator.dashboard.api.records import Problem
-from stepfleet.orchestrator.dashboard.api.work import Work
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
 from stepfleet.orchestrator.records.calls.answers import AskCount
 from stepfleet.orchestrator.records.text.redaction import redact_error
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.checks import Check
+
+MOST = 4
+"""Files that are received, submitted or sent at the same time."""
+
+WORK_PATIENCE = 20.0
+"""Seconds for which a call to a Redis that is away is repeated: nobody waits for the page."""
+
+T = TypeVar("T")
+
+
+class Work:
+    """The places for work on files, of which there are few."""
+
+    def __init__(self) -> None:
+        self._taken = 0
+
+    @contextmanager
+    def place(self) -> Iterator[None]:
+        """Take a place. Raises `StoreError` where none is free."""
+        if self._taken >= MOST:
+            msg = f"{MOST} files are being uploaded or downloaded here; try again in a moment"
+            raise StoreError(msg)
+        self._taken += 1
+        try:
+            yield
+        finally:
+            self._taken -= 1
+
+    async def do(self, fleet: AsyncFleet, what: Callable[[AsyncFleet], Awaitable[T]]) -> T:
+        """Return what `what` returns for a fleet as `fleet`, in a thread of its own.
+
+        The thread ends with the process: what it leaves is as after a crash.
+        """
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[T] = loop.create_future()
+
+        def deliver(put: Callable[[Any], None], value: Any) -> None:
+            with suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(lambda: None if done.done() else put(value))
+
+        async def work() -> T:
+            known = fleet.settings
+            patient = known.model_copy(update={"patience": max(known.patience, WORK_PATIENCE)})
+            async with AsyncFleet(settings=patient) as own:
+                return await what(own)
+
+        def run() -> None:
+            try:
+                found = asyncio.run(work())
+            except BaseException as error:  # noqa: BLE001 - the request reports it
+                deliver(done.set_exception, error)
+            else:
+                deliver(done.set_result, found)
+
+        Thread(target=run, name="stepfleet-file", daemon=True).start()
+        return await done
+
+
+class Recent(Generic[T]):
+    """Answers by their questions: each is as old as `seconds` at the most, and `most` are kept.
+
+    Errors are not kept. One who gives up takes nothing away from others that wait.
+    """
+
+    def __init__(self, seconds: float, most: int = 1) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._found: dict[Hashable, tuple[float, asyncio.Task[T]]] = {}
+
+    async def get(self, key: Hashable, read: Callable[[], Awaitable[T]]) -> T:
+        """Return what `read` returns now, or returned lately. Raises what it raises."""
+        at, task = self._found.get(key, (0.0, None))
+        is_old = time.monotonic() - at > self._seconds
+        if task is None or (task.done() and (is_old or task.cancelled() or task.exception())):
+            self._found.pop(key, None)
+            while len(self._found) >= self._most:
+                del self._found[next(iter(self._found))]
+            task = asyncio.ensure_future(_awaited(read))
+            self._found[key] = (time.monotonic(), task)
+        return await asyncio.shield(task)
+
+
+async def _awaited(read: Callable[[], Awaitable[T]]) -> T:
+    return await read()
+
 
 log = logging.getLogger(__name__)
 

@@ -11,24 +11,29 @@ from stepfleet.orchestrator.batches.check import BatchCheck
 from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.dashboard.api.actions import (
     ActionHandler,
+    Approvals,
     BatchAction,
+    Decide,
     FleetAction,
     LimitAction,
     RunAction,
     RunsAction,
 )
-from stepfleet.orchestrator.dashboard.api.approvals import Approvals, Decide
-from stepfleet.orchestrator.dashboard.api.export import KINDS, RunsExport
 from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, Site
 from stepfleet.orchestrator.dashboard.api.reads import (
+    KIND,
+    KINDS,
     AuditOf,
     BatchesOf,
     CostsOf,
     FleetFailures,
     FleetState,
     OneBatch,
+    ResultsOf,
     Run,
     Runs,
+    RunsExport,
+    TextOf,
     WorkersOf,
 )
 from stepfleet.orchestrator.dashboard.api.records import (
@@ -42,9 +47,7 @@ from stepfleet.orchestrator.dashboard.api.records import (
     WaitingPage,
     WorkersReport,
 )
-from stepfleet.orchestrator.dashboard.api.results import ResultsOf
 from stepfleet.orchestrator.dashboard.api.submission import Submission
-from stepfleet.orchestrator.dashboard.api.texts import KIND, TextOf
 from stepfleet.orchestrator.records.batch import BatchPage
 from stepfleet.orchestrator.records.ledger import Costs
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline

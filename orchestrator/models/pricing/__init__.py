@@ -4,7 +4,6 @@ Knows no provider and no store. Prices change without notice: the shipped table 
 point, a file of your own (see `loading`) is the truth.
 """
 
-from stepfleet.orchestrator.models.pricing.agent_prices import Pricing, stated_cost
 from stepfleet.orchestrator.models.pricing.ledger import (
     CostLedger,
     CostStatistics,
@@ -13,10 +12,12 @@ from stepfleet.orchestrator.models.pricing.ledger import (
     statistics_of,
 )
 from stepfleet.orchestrator.models.pricing.loading import (
+    Pricing,
     RecentPrices,
     current_prices,
     find_pricing_file,
     load_prices,
+    stated_cost,
 )
 from stepfleet.orchestrator.models.pricing.prices import Cost, Price, Prices
 from stepfleet.orchestrator.records.usage import UsageStats

@@ -6,17 +6,17 @@ from typing import Any
 
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
-from stepfleet.orchestrator.records.conversation.tool_text import result_text
+from stepfleet.orchestrator.records.conversation.messages import result_text
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.facts import LostAttempt, RunFacts, RunStatus
-from stepfleet.orchestrator.records.run.trace import parts_of
-from stepfleet.orchestrator.records.run.trace_steps import (
+from stepfleet.orchestrator.records.run.trace import (
     Action,
     FinalAnswer,
     Observation,
     PlanningStep,
     one_line,
+    parts_of,
 )
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import (

@@ -21,9 +21,9 @@ from redis.sentinel import MasterNotFoundError
 
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
 from stepfleet.orchestrator.redis_client.clients import plain_cluster_client
+from stepfleet.orchestrator.redis_client.cluster import Topology, slot_of
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.redis_client.sentinel import master_client, sentinel_options
-from stepfleet.orchestrator.redis_client.topology import Topology, slot_of
 from stepfleet.orchestrator.redis_client.urls import (
     is_cluster,
     is_sentinel,

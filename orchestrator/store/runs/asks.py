@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.answered import decided_event
-from stepfleet.orchestrator.protocol.waiting import Arrived, ToolHint, waits_in
+from stepfleet.orchestrator.protocol.waiting import Arrived, ToolHint, decided_event, waits_in
 from stepfleet.orchestrator.records.calls.answers import Answer, Ask, AskCount, Decision, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.responses import LLMResponse

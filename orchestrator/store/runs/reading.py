@@ -6,25 +6,23 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.overrides import read_overrides
+from stepfleet.orchestrator.agents.config import AgentConfig, read_overrides
 from stepfleet.orchestrator.errors import NotFoundError, SerializationError
 from stepfleet.orchestrator.events.envelope import numbered
-from stepfleet.orchestrator.protocol.serialization.slim import SlimSerializer
-from stepfleet.orchestrator.protocol.serialization.slim_config import SlimSerializationConfig
-from stepfleet.orchestrator.protocol.transfer import agent_before, overrides_of
+from stepfleet.orchestrator.protocol.revision import agent_before, overrides_of
+from stepfleet.orchestrator.protocol.serialization import SlimSerializationConfig, SlimSerializer
 from stepfleet.orchestrator.protocol.verdict import LONGEST
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.causes import (
+from stepfleet.orchestrator.records.run.facts import (
     FailedRun,
     LastError,
+    RunOrigin,
     cause_of_end,
     explains,
     last_error,
 )
-from stepfleet.orchestrator.records.run.facts import RunOrigin
 from stepfleet.orchestrator.records.run.results import (
     AgentRunResult,
     LostAttempt,

@@ -14,14 +14,16 @@ from stepfleet.orchestrator.protocol.claim import (
     Claim,
     Committed,
     Held,
+    How,
     Refusal,
     Refused,
     StepHint,
     Want,
+    losses,
+    unpaid_of,
 )
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
-from stepfleet.orchestrator.protocol.suspicion import How, losses, unpaid_of
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import NOTHING, ToolHint, awaited
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord

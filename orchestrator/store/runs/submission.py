@@ -16,7 +16,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, Sto
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
+from stepfleet.orchestrator.protocol.serialization import handoff
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION

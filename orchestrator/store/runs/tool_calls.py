@@ -12,8 +12,15 @@ from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.claim import Claim, Held, Refusal, Refused, StepHint, Want
-from stepfleet.orchestrator.protocol.suspicion import losses
+from stepfleet.orchestrator.protocol.claim import (
+    Claim,
+    Held,
+    Refusal,
+    Refused,
+    StepHint,
+    Want,
+    losses,
+)
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.protocol.waiting import (
     Arrived,

@@ -13,8 +13,8 @@ from support.workers.known_agents import until_known
 from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus, UsageStats
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.agents.recall import KeywordMemory, RedisNotes
-from stepfleet.orchestrator.memory.protocol import CONTEXT
-from stepfleet.orchestrator.memory.summary import INSTRUCTIONS
+from stepfleet.orchestrator.memory.conversation import INSTRUCTIONS
+from stepfleet.orchestrator.memory.policy import CONTEXT
 from stepfleet.orchestrator.models.pricing import cost_of
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
 

@@ -18,7 +18,7 @@ from support.servers.redis_servers import RedisServer
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import Agent, Fleet
-from stepfleet.orchestrator.dashboard.web.live import MOST_TABS_OF_USER
+from stepfleet.orchestrator.dashboard.web import MOST_TABS_OF_USER
 
 pytestmark = pytest.mark.timeout(900)
 

@@ -12,7 +12,7 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.memory.summary import INSTRUCTIONS
+from stepfleet.orchestrator.memory.conversation import INSTRUCTIONS
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 FILE = Path(__file__).parents[1] / "agent_modules" / "exact_agents.py"

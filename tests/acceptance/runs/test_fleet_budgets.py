@@ -16,7 +16,7 @@ from stepfleet.orchestrator import Batch, Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.store.limits import BudgetUse
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
-from stepfleet.worker.testing.scenario.latency import name_of
+from stepfleet.worker.testing.scenario import name_of
 
 Start = Callable[..., FleetWorker]
 AGENT = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))["plain"]

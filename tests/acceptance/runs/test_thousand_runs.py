@@ -11,7 +11,7 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.worker.testing import Faults, ModelServer, Reply, RequestRecord, ToolCallReply
-from stepfleet.worker.testing.scenario.faults import FaultKind
+from stepfleet.worker.testing.scenario import FaultKind
 
 Start = Callable[..., FleetWorker]
 AGENT = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))["plain"]

@@ -28,7 +28,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
 from stepfleet.orchestrator.agents.answers.contract import DEFAULT_TEXT
-from stepfleet.orchestrator.records.run.raising import StructuredDataError
+from stepfleet.orchestrator.records.run.results import StructuredDataError
 from stepfleet.orchestrator.records.steps import StepType
 
 Ran = tuple[AgentRunResult, tuple[Message, ...], list[ModelRequest]]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.agents.recall.embeddings import OpenAIEmbeddings
+from stepfleet.orchestrator.agents.recall import OpenAIEmbeddings
 from stepfleet.orchestrator.errors import AgentMemoryError
 
 

@@ -29,9 +29,9 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.agents.recall import KeywordMemory
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError
-from stepfleet.orchestrator.memory.protocol import CONTEXT
+from stepfleet.orchestrator.memory.conversation import SUMMARY
+from stepfleet.orchestrator.memory.policy import CONTEXT
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
-from stepfleet.orchestrator.memory.summary import SUMMARY
 from stepfleet.orchestrator.protocol.revision import further_turn, revise
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.store.runs.submission import NewRun

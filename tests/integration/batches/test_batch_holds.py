@@ -13,8 +13,7 @@ from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Failed, Span
 from stepfleet.orchestrator.protocol.claim import Claim, Refused
-from stepfleet.orchestrator.protocol.holding import held, holding_error
-from stepfleet.orchestrator.protocol.verdict import Facts
+from stepfleet.orchestrator.protocol.verdict import Facts, held, holding_error
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.worker.step import conclude

@@ -22,7 +22,7 @@ from stepfleet.orchestrator import (
     LLMResponse,
     UsageStats,
 )
-from stepfleet.orchestrator.batches.files.result_lines import slim
+from stepfleet.orchestrator.batches.results import slim
 from stepfleet.orchestrator.cli.views.batches import summary
 from stepfleet.orchestrator.cli.views.trace import trace
 from stepfleet.orchestrator.events.envelope import Events

@@ -29,9 +29,8 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
-from stepfleet.orchestrator.batches.files.result_lines import as_line, full, slim
-from stepfleet.orchestrator.batches.files.tables.fields import cells, select
-from stepfleet.orchestrator.batches.files.tables.table import ResultTable
+from stepfleet.orchestrator.batches.files.tables import ResultTable, cells, select
+from stepfleet.orchestrator.batches.results import as_line, full, slim
 from stepfleet.orchestrator.cli.terminal.output import print_json, screen
 from stepfleet.orchestrator.cli.views.approvals import picture
 from stepfleet.orchestrator.cli.views.runs import as_data, read_tree

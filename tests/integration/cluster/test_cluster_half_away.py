@@ -9,7 +9,7 @@ from support.runs.stored_runs import Bench, bench
 from support.servers.redis_cluster import RedisCluster, redis_cluster
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.redis_client.topology import slot_of
+from stepfleet.orchestrator.redis_client.cluster import slot_of
 from stepfleet.orchestrator.store import feeds as feeds_module
 from stepfleet.worker.runtime import rescuer as rescuer_module
 from stepfleet.worker.runtime.rescuer import Rescuer

@@ -13,7 +13,7 @@ from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import StopReason, StoreError
 from stepfleet.orchestrator.protocol.claim import Claim, StepHint
-from stepfleet.orchestrator.redis_client.topology import slot_of
+from stepfleet.orchestrator.redis_client.cluster import slot_of
 
 PARTS = ("", ":log", ":events", ":journal", ":outcomes", ":lost")
 

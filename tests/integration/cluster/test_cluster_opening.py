@@ -14,8 +14,8 @@ from support.servers.redis_cluster import RedisCluster, redis_cluster
 from support.servers.redis_servers import RedisServer, free_port
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, StoreError
-from stepfleet.orchestrator.agents.recall.notes import START, RedisNotes
-from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
+from stepfleet.orchestrator.agents.recall import START, RedisNotes
+from stepfleet.orchestrator.events.broadcast import RedisPubSub
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.fleet.servers import redis_facts
 from stepfleet.orchestrator.store.store import open_store

@@ -8,7 +8,7 @@ from support.servers.cluster_fixtures import STRICT, one_slot_scripts, redis_url
 from support.servers.redis_cluster import RedisCluster
 from support.servers.redis_servers import RedisServer
 
-from stepfleet.orchestrator.redis_client.topology import slot_of
+from stepfleet.orchestrator.redis_client.cluster import slot_of
 from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.runs.control import mark

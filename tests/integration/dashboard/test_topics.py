@@ -9,8 +9,8 @@ import pytest
 
 from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.client.fleet import store_of
-from stepfleet.orchestrator.dashboard.web import topics
-from stepfleet.orchestrator.dashboard.web.topics import LONGEST_TEXT, Topics
+from stepfleet.orchestrator.dashboard import web as topics
+from stepfleet.orchestrator.dashboard.web import LONGEST_TEXT, Topics
 from stepfleet.orchestrator.events.envelope import Event, EventType
 from stepfleet.orchestrator.store.runs.listing import LISTS
 

@@ -19,14 +19,13 @@ from support.servers.trouble_proxy import troubled
 from support.servers.webhook_receiver import Receiver
 
 from stepfleet.orchestrator import Agent, AsyncFleet, Subscribers
-from stepfleet.orchestrator.events.broadcast.port import CanBroadcastAgentEvents, InProcess
-from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
-from stepfleet.orchestrator.events.broadcast.webhook import Webhook
+from stepfleet.orchestrator.events.broadcast import RedisPubSub, Webhook
 from stepfleet.orchestrator.events.envelope import channel_of
+from stepfleet.orchestrator.events.subscribers import CanBroadcastAgentEvents, InProcess
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.feeds import Feeds
 from stepfleet.worker.events.delivery import EventDelivery, Sink
-from stepfleet.worker.events.sinks import EventFilter, sinks_of
+from stepfleet.worker.events.subscribers import EventFilter, sinks_of
 from stepfleet.worker.runtime.inline import InlineWorker
 
 # An sink that was away is tried again after up to as long as it was away, and a quarter of it.

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 from support.runs.stored_runs import bench
 
-from stepfleet.orchestrator.events.broadcast.port import Envelope
+from stepfleet.orchestrator.events.subscribers import Envelope
 from stepfleet.worker.events.delivery import EventDelivery, Sink
-from stepfleet.worker.events.sinks import EventFilter
+from stepfleet.worker.events.subscribers import EventFilter
 
 
 async def test_a_page_that_is_never_taken_holds_up_no_other_shard(redis_url: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from stepfleet.orchestrator.events.broadcast.webhook import Webhook, WebhookError
+from stepfleet.orchestrator.events.broadcast import Webhook, WebhookError
 
 
 @cache

@@ -13,8 +13,7 @@ from support.deadlines import until
 
 from stepfleet.orchestrator import Settings
 from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.redis_client.hiredis_io import exchange, pack_faster
-from stepfleet.orchestrator.redis_client.pool import RenewablePool
+from stepfleet.orchestrator.redis_client.node import RenewablePool, exchange, pack_faster
 from stepfleet.orchestrator.store.store import open_store
 
 

@@ -11,7 +11,7 @@ from support.servers.redis_servers import RedisServer, free_port
 from support.servers.sentinel_fleet import SERVICE, SentinelFleet, sentinel_fleet
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError, StoreError
-from stepfleet.orchestrator.events.broadcast.pubsub import RedisPubSub
+from stepfleet.orchestrator.events.broadcast import RedisPubSub
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.dispatch import client_app

@@ -11,8 +11,7 @@ from support.servers.redis_servers import RedisServer
 from support.servers.trouble_proxy import troubled
 
 from stepfleet.orchestrator import Agent, AsyncFleet
-from stepfleet.orchestrator.redis_client.hiredis_io import LARGEST_BYTES, LARGEST_TRIP, next_trip
-from stepfleet.orchestrator.redis_client.node import Call
+from stepfleet.orchestrator.redis_client.node import LARGEST_BYTES, LARGEST_TRIP, Call, next_trip
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import store
 from stepfleet.orchestrator.store.store import open_store

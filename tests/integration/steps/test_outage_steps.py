@@ -14,8 +14,8 @@ from support.runs.stored_runs import Bench, bench, with_settings
 from stepfleet.orchestrator import Agent, RunStatus, tool
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.protocol.claim import Refused
-from stepfleet.orchestrator.protocol.outage import circuit_id
 from stepfleet.orchestrator.protocol.revision import revise
+from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.store.circuits import Circuits
 from stepfleet.worker.ports import Ports

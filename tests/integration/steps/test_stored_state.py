@@ -197,7 +197,7 @@ def test_a_conversation_changes_in_one_place() -> None:
         "orchestrator/client/copies.py": "a checkpoint's parts, each fact once",
         "orchestrator/client/checkpoints.py": "those parts joined again",
         "orchestrator/protocol/fold.py": "adds what a step added",
-        "orchestrator/protocol/serialization/slim.py": "reads a snapshot's messages",
+        "orchestrator/protocol/serialization.py": "reads a snapshot's messages",
         "orchestrator/store/runs/reading.py": "reads the end of a conversation from its log",
         "orchestrator/protocol/revision.py": "starts the fold with no messages",
         "orchestrator/records/state.py": "`with_message`, and the reset to the system prompt",

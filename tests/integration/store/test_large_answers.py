@@ -25,8 +25,8 @@ from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models import Models
-from stepfleet.worker.models.lenient_json import read_json
-from stepfleet.worker.models.openai.answer import parse_completion
+from stepfleet.worker.models.bodies import read_json
+from stepfleet.worker.models.openai.chat import parse_completion
 
 ASKED = 3 * MOST_CALLS
 RUNS: list[int] = []

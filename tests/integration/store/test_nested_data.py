@@ -9,7 +9,7 @@ from support.runs.stored_runs import Bench, plain_agent
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.config import stored_overrides
 from stepfleet.orchestrator.batches.files.lines import parse_line, read_object
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.tools.schemas.bounded_json import MAX_DEPTH, is_too_deep

@@ -22,9 +22,8 @@ from stepfleet.orchestrator import AsyncFleet, LLMResponse, ToolCall
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Interruption, Prevented, Span
-from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, How, Loss, Stance, StepHint
 from stepfleet.orchestrator.protocol.guards import poisoned
-from stepfleet.orchestrator.protocol.suspicion import How, Loss, Stance
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.worker.leases.lease import Leases

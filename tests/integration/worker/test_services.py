@@ -19,7 +19,7 @@ from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.worker.engine.bridge import PerLoop
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.engine.pool.asyncio_pool import _close_everything
-from stepfleet.worker.events import sinks
+from stepfleet.worker.events import subscribers as sinks
 from stepfleet.worker.events.subscribers import SubscriberQueue
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime import services

@@ -12,8 +12,7 @@ from support.protocol.rig import Rig
 from support.protocol.worker import Worker
 
 from stepfleet.orchestrator import ToolCallRecord
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.suspicion import Losses
+from stepfleet.orchestrator.protocol.claim import Losses, StepHint
 from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
 from stepfleet.orchestrator.records.run.results import LostAttempt
 

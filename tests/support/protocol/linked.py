@@ -29,9 +29,8 @@ from support.protocol.worker import CALLS, KINDS, Worker
 
 from stepfleet.orchestrator import Message
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.answered import answered, decided_event
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.waiting import ToolHint, wait_key
+from stepfleet.orchestrator.protocol.waiting import ToolHint, answered, decided_event, wait_key
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.store.runs.links import Owed

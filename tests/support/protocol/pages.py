@@ -2,9 +2,10 @@
 
 BOUNDS = "MOST_STEPS, MOST_BYTES, MOST_FIELDS = 200, 262144, 1000"
 LEAST = "MOST_STEPS, MOST_BYTES, MOST_FIELDS = 1, 1, 1"
-RENEWAL = """redis.call('HSET', run_key, 'lease', till, 'elapsed', digits(now - number(h[3])))
-redis.call('ZADD', due_key, till, run_id)
-"""
+RENEWAL = (
+    "redis.call('HSET', run_key, 'lease', till, 'elapsed', digits(now - number(h.leased_at)))\n"
+    "redis.call('ZADD', due_key, till, run_id)\n"
+)
 
 
 def paged(texts: dict[str, str]) -> dict[str, str]:

@@ -41,8 +41,7 @@ from stepfleet.orchestrator.protocol.attempt import (
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.guards import poisoned, prevented
-from stepfleet.orchestrator.protocol.holding import held
-from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide
+from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict, decide, held
 from stepfleet.orchestrator.records.calls.tools import DENIED, NOT_EXECUTED
 
 KINDS = (

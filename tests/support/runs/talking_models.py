@@ -8,7 +8,7 @@ import orjson
 from support.runs.scripted_steps import USAGE
 
 from stepfleet.orchestrator import LLM, LLMResponse, ModelRequest, ToolCall
-from stepfleet.orchestrator.memory.summary import INSTRUCTIONS
+from stepfleet.orchestrator.memory.conversation import INSTRUCTIONS
 from stepfleet.orchestrator.store.lua import RunScripts
 from stepfleet.orchestrator.store.runs.steps import StepStore
 

@@ -8,7 +8,7 @@ from support.runs.agent_records import START, a_call, a_step
 from stepfleet.orchestrator import LoggedStep, Message, ToolCall, ToolCallRecord, UsageStats
 from stepfleet.orchestrator.client.rendering import LiveMessages, Recorded
 from stepfleet.orchestrator.events.envelope import stamp
-from stepfleet.orchestrator.records.conversation.tool_text import result_text
+from stepfleet.orchestrator.records.conversation.messages import result_text
 
 RUN = "run-1"
 USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15, llm_calls=1)

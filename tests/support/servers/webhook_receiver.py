@@ -8,7 +8,7 @@ from typing import Any, Self
 import orjson
 from aiohttp import web
 
-from stepfleet.orchestrator.events.broadcast.signing import HEADER, verify
+from stepfleet.orchestrator.events.broadcast import HEADER, verify
 
 
 class Receiver:

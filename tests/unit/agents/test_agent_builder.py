@@ -23,7 +23,7 @@ from stepfleet.orchestrator import (
     when,
 )
 from stepfleet.orchestrator.agents.agent import criteria_of
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.config import stored_overrides
 
 
 class Price(BaseModel):

@@ -5,7 +5,7 @@ import inspect
 import pytest
 
 from stepfleet.orchestrator import AsyncBatch, ConfigurationError
-from stepfleet.orchestrator.agents.overrides import named_overrides
+from stepfleet.orchestrator.agents.config import named_overrides
 from stepfleet.orchestrator.client.history import AsyncFleetHistory
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 

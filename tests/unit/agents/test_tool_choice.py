@@ -16,7 +16,7 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.config import stored_overrides
 from stepfleet.orchestrator.batches.check import check
 from stepfleet.orchestrator.batches.files.source import open_input
 from stepfleet.orchestrator.batches.plan import Plan

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError, Message
-from stepfleet.orchestrator.batches.files.raw_lines import LINE_LIMIT, RawLine
+from stepfleet.orchestrator.batches.files.openai_format import LINE_LIMIT, RawLine
 from stepfleet.orchestrator.batches.files.source import BatchInput, InputFormat, open_input
 
 

@@ -10,8 +10,7 @@ import pytest
 from pyarrow import parquet
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.batches.files.lines import parse_line, read_object
-from stepfleet.orchestrator.batches.files.rows import RowRules
+from stepfleet.orchestrator.batches.files.lines import RowRules, parse_line, read_object
 from stepfleet.orchestrator.batches.files.source import open_input
 from stepfleet.orchestrator.records import exact_json
 

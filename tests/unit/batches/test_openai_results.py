@@ -16,7 +16,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
 from stepfleet.orchestrator.records.errors import refused_answer
-from stepfleet.orchestrator.records.run.causes import last_error
+from stepfleet.orchestrator.records.run.facts import last_error
 from stepfleet.orchestrator.records.run.results import end_state, run_status
 
 RUN = "11111111-2222-3333-4444-555555555555"

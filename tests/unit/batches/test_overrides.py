@@ -5,7 +5,7 @@ import json
 import pytest
 
 from stepfleet.orchestrator import AgentConfig, ConfigurationError, ErrorPolicy, ModelSettings
-from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.agents.config import merged_overrides, stored_overrides
 
 CONFIG = AgentConfig(
     name="a",

@@ -14,7 +14,7 @@ import pytest
 from pyarrow import parquet
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.batches.files.raw_lines import RawLine
+from stepfleet.orchestrator.batches.files.openai_format import RawLine
 from stepfleet.orchestrator.batches.files.source import open_input
 
 UTC_TIME = pa.timestamp("ns", "UTC")

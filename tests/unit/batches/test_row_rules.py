@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.batches.files.lines import input_of
-from stepfleet.orchestrator.batches.files.rows import RowRules, kept_of
+from stepfleet.orchestrator.batches.files.lines import RowRules, input_of, kept_of
 
 ROW = {"id": 7, "sku": "L1", "description": "a lamp", "agent": "Bob", "body": "text"}
 PROMPT = "Classify: {description}"

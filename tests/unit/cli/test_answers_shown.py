@@ -7,7 +7,7 @@ from stepfleet.orchestrator import StopReason
 from stepfleet.orchestrator.cli.run.ask import print_answer
 from stepfleet.orchestrator.cli.terminal.exit_codes import SOME_FAILED
 from stepfleet.orchestrator.records.errors import refused_answer
-from stepfleet.orchestrator.records.run.causes import last_error
+from stepfleet.orchestrator.records.run.facts import last_error
 
 WHY = refused_answer("verdict: 'maybe' is no verdict")
 STEP = a_step().model_copy(update={"refused": WHY})

@@ -2,7 +2,7 @@
 
 import json
 
-from stepfleet.orchestrator.dashboard.visible import MOST_EXACT, exact_in_browsers
+from stepfleet.orchestrator.dashboard.access import MOST_EXACT, exact_in_browsers
 
 
 def test_numbers_that_a_browser_would_round_are_text() -> None:

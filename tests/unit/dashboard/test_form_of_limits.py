@@ -2,7 +2,7 @@
 
 import re
 
-from stepfleet.orchestrator.dashboard.web.pages import OWN
+from stepfleet.orchestrator.dashboard.web import OWN
 from stepfleet.orchestrator.limits.limit import Limit
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stepfleet.orchestrator.dashboard.api.recent import Recent
+from stepfleet.orchestrator.dashboard.api.handling import Recent
 
 
 class Reads:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepfleet.orchestrator.events.broadcast.signing import SignatureError, signature, verify
+from stepfleet.orchestrator.events.broadcast import SignatureError, signature, verify
 
 BODY = b'{"events":[]}'
 SENT = 1_700_000_000

@@ -3,11 +3,10 @@ import asyncio
 import pytest
 
 from stepfleet.orchestrator import Memory, Message, StoreError
-from stepfleet.orchestrator.agents.recall import InMemoryNotes, KeywordMemory
-from stepfleet.orchestrator.agents.recall.notes import fitting
+from stepfleet.orchestrator.agents.recall import InMemoryNotes, KeywordMemory, fitting
 from stepfleet.orchestrator.errors import AgentMemoryError
-from stepfleet.orchestrator.memory import protocol
-from stepfleet.orchestrator.memory.protocol import CONTEXT, context_for
+from stepfleet.orchestrator.memory import policy as protocol
+from stepfleet.orchestrator.memory.policy import CONTEXT, context_for
 
 ASKED = (Message.system("rules"), Message.user("about cats"), Message.assistant("hm"))
 

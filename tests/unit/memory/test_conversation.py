@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from support.runs.conversations import check_pairs, exchanges
 
 from stepfleet.orchestrator import ConfigurationError, MemoryManager, MemoryPolicy, Message
-from stepfleet.orchestrator.memory.summary import SUMMARY
+from stepfleet.orchestrator.memory.conversation import SUMMARY
 
 
 def texts(manager: MemoryManager) -> list[str]:

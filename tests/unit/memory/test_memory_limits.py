@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from support.runs.conversations import check_pairs, conversations
 
 from stepfleet.orchestrator import AgentConfig, ConfigurationError, MemoryPolicy, Message
-from stepfleet.orchestrator.memory.limits import limited, paired
+from stepfleet.orchestrator.memory.pruning import limited, paired
 
 limits = st.none() | st.integers(1, 12)
 policies = st.builds(

@@ -1,7 +1,7 @@
 from support.runs.agent_records import a_failed_step, a_step
 
 from stepfleet.orchestrator import LoggedStep, Message
-from stepfleet.orchestrator.memory.steps import StepMemory
+from stepfleet.orchestrator.memory.window import StepMemory
 from stepfleet.orchestrator.records.steps import StepType
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator.limits.limit import AT, limit_of, model_of
-from stepfleet.orchestrator.models.accounts import limit_name
+from stepfleet.orchestrator.models.services import limit_name
 from stepfleet.orchestrator.records.responses import ModelSettings
 
 

@@ -3,8 +3,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import ModelSettings
-from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of, is_loopback
-from stepfleet.orchestrator.models.routes import ROUTES
+from stepfleet.orchestrator.models.endpoint import ROUTES, ModelSetupError, endpoint_of, is_loopback
 from stepfleet.orchestrator.models.services import SERVICES, Api
 
 KEYS = {"OPENAI_API_KEY": "k-openai", "OTHER_API_KEY": "k-other"}

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import Agent, ModelSettings
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.config import stored_overrides
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.services import SERVICES, environment_of
 

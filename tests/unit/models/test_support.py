@@ -9,9 +9,8 @@ from pydantic import BaseModel
 from support.runs.agent_records import a_state
 
 from stepfleet.orchestrator import Agent, Message, ModelRequest, supports, tool
-from stepfleet.orchestrator.agents.assembly import contract_of
-from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.agent import contract_of
+from stepfleet.orchestrator.agents.config import AgentConfig, stored_overrides
 from stepfleet.orchestrator.batches.plan import Plan
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages

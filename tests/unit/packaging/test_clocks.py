@@ -10,7 +10,7 @@ LOCAL = (
     "orchestrator/cli",
     "orchestrator/dashboard",
     "orchestrator/store/embedded",
-    "orchestrator/events/broadcast/webhook",  # a receiver compares with its own clock
+    "orchestrator/events/broadcast.py",  # a receiver compares with its own clock
     "orchestrator/models/pricing",
     "orchestrator/store/fleet/quarantine",  # shown to people beside the message
     "orchestrator/tools/builtin",

@@ -9,7 +9,7 @@ from support.documents.documents import ROOT, first_code, head_of, pages, table
 from support.documents.requirements_table import named_in, requirements
 
 from stepfleet.orchestrator import ErrorPolicy, ModelErrorCode, ModelSettings, Settings, StopReason
-from stepfleet.orchestrator.agents.strategies.lookup import BUILT_IN
+from stepfleet.orchestrator.agents.strategies.built_in import BUILT_IN
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.records.errors import PERMANENT
 from stepfleet.orchestrator.records.run.results import end_state, run_status

@@ -17,12 +17,12 @@ from stepfleet.orchestrator.cli.main import build
 
 TEXTS = pages()
 MODULES = (
-    *("continuation", "errors", "continuation.error_policy", "events.broadcast.port"),
+    *("continuation", "errors", "continuation.error_policy", "events.subscribers"),
     *("protocol.claim", "protocol.verdict", "records.steps", "records.errors"),
     "records.calls.tools",
     *("tools.schemas.handles", "tools", "tools.builtin", "agents.strategies", "agents.recall"),
-    *("agents.answers.sinks", "records.responses", "client.runs", "records.state"),
-    "memory.protocol",
+    *("agents.answers.definitions", "records.responses", "client.runs", "records.state"),
+    "memory.policy",
 )
 OLD_NAMES = {
     *("AgentMemory", "HandlerOutcome", "RunResult", "ErrorPresenceCheck", "RetryLimit"),

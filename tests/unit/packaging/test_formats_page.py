@@ -7,9 +7,13 @@ import pyarrow as pa
 import pytest
 from support.documents.documents import first_code, pages, table
 
-from stepfleet.orchestrator.batches.files.tables.arrow import arrow_types
-from stepfleet.orchestrator.batches.files.tables.fields import DEFAULT_FIELDS, kinds
-from stepfleet.orchestrator.batches.files.tables.table import MOST_COLUMNS, ROWS_AT_ONCE
+from stepfleet.orchestrator.batches.files.tables import (
+    DEFAULT_FIELDS,
+    MOST_COLUMNS,
+    ROWS_AT_ONCE,
+    arrow_types,
+    kinds,
+)
 from stepfleet.orchestrator.cli.results.layout import SLIM_COLUMNS, ResultOptions
 
 PAGE = pages()["docs/formats.md"]

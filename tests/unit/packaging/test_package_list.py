@@ -29,11 +29,11 @@ BROUGHT_ALONG = {
 # Parts of the orchestrator that belong to an extra; all else installs with the core.
 EXTRAS_OF_ROOMS = {
     "orchestrator/memory/tokens.py": {"tokens"},
-    "orchestrator/agents/recall/vectors.py": {"vector"},
+    "orchestrator/agents/recall.py": {"vector"},
     "orchestrator/batches": {"tables"},
     "orchestrator/client/batch.py": {"tables"},
     "orchestrator/dashboard": {"flower"},
-    "orchestrator/models/pricing/known.py": {"worker"},
+    "orchestrator/models/pricing/loading.py": {"worker"},
     "orchestrator/models/signing.py": {"bedrock"},
     "orchestrator/cli/flower.py": {"flower"},
     "orchestrator/store/embedded/server.py": {"local"},

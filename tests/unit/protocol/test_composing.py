@@ -7,7 +7,7 @@ import pytest
 
 from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT
-from stepfleet.orchestrator.protocol.composing import (
+from stepfleet.orchestrator.protocol.fold import (
     Before,
     answer_text,
     check_places,

@@ -8,7 +8,7 @@ import pytest
 
 from stepfleet.orchestrator import AgentState
 from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
+from stepfleet.orchestrator.protocol.serialization import handoff
 from stepfleet.orchestrator.records.state import StateInfo
 from stepfleet.orchestrator.store.dispatch import StepTaskMessages
 from stepfleet.orchestrator.store.runs.submission import NewRun, first_handoff

@@ -2,7 +2,7 @@
 
 import pytest
 
-from stepfleet.orchestrator.protocol.suspicion import (
+from stepfleet.orchestrator.protocol.claim import (
     FREE,
     LONGEST_DELAY,
     MOST_IN_GROUP,

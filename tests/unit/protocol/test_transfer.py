@@ -10,10 +10,10 @@ from stepfleet.orchestrator import (
     ToolCall,
     ToolCallRecord,
 )
-from stepfleet.orchestrator.agents.overrides import limits_of
+from stepfleet.orchestrator.agents.config import limits_of
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.fold import after_step, rebuild
-from stepfleet.orchestrator.protocol.transfer import (
+from stepfleet.orchestrator.protocol.revision import (
     Transfer,
     agent_before,
     handed_over,

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from stepfleet.orchestrator.records.errors import Cause, ErrorInfo, ErrorType, cause_of
-from stepfleet.orchestrator.records.text.common_form import LONGEST, common_form
+from stepfleet.orchestrator.records.text.validation import LONGEST, common_form
 
 
 def _error(message: str, *, tool: str | None = None, code: str = "X") -> ErrorInfo:

@@ -7,8 +7,7 @@ from support.runs.agent_records import a_result
 
 from stepfleet.orchestrator import AgentException, ConfigurationError, ErrorInfo, ErrorType, errors
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.orchestrator.events.broadcast.signing import SignatureError
-from stepfleet.orchestrator.events.broadcast.webhook import WebhookError
+from stepfleet.orchestrator.events.broadcast import SignatureError, WebhookError
 from stepfleet.orchestrator.models.endpoint import ModelSetupError
 from stepfleet.orchestrator.store.embedded.folder import EmbeddedRedisError
 from stepfleet.orchestrator.tools.mcp import ToolSourceError

@@ -5,7 +5,7 @@ from pydantic import ValidationError
 from support.runs.agent_records import START, a_call, a_state
 
 from stepfleet.orchestrator import AgentState, LoggedStep, StepResult, ToolCallRecord
-from stepfleet.orchestrator.records.calls.logged_calls import LoggedCalls
+from stepfleet.orchestrator.records.calls.tools import LoggedCalls
 
 
 def stored(*calls: ToolCallRecord) -> str:

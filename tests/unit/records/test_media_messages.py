@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from stepfleet.orchestrator import Role, ToolCallRecord
-from stepfleet.orchestrator.records.conversation.tool_text import media_messages
+from stepfleet.orchestrator.records.conversation.messages import media_messages
 
 IMAGE = {"image": {"format": "png", "source": {"bytes": "AAAA"}}}
 

@@ -6,7 +6,7 @@ from support.runs.agent_records import a_step, an_error
 from stepfleet.orchestrator import ErrorPolicy
 from stepfleet.orchestrator.continuation.error_policy import next_failures
 from stepfleet.orchestrator.records.errors import ANSWER_REFUSED, ErrorContext, refused_answer
-from stepfleet.orchestrator.records.run.causes import cause_of_end, explains, last_error
+from stepfleet.orchestrator.records.run.facts import cause_of_end, explains, last_error
 from stepfleet.orchestrator.records.state import LastStep
 from stepfleet.orchestrator.records.steps import LoggedErrors, LoggedStep, Progress, StepResult
 

@@ -4,7 +4,7 @@ import pytest
 from support.runs.agent_records import a_result
 
 from stepfleet.orchestrator import AgentRunResult, ErrorInfo, ErrorType, StopReason
-from stepfleet.orchestrator.records.run.causes import LastError, cause_of_end, explains, last_error
+from stepfleet.orchestrator.records.run.facts import LastError, cause_of_end, explains, last_error
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.steps import StepErrors
 

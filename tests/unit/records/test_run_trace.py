@@ -24,9 +24,9 @@ from stepfleet.orchestrator import (
     UsageStats,
 )
 from stepfleet.orchestrator.continuation import base_criteria
-from stepfleet.orchestrator.records.conversation.tool_text import result_text
+from stepfleet.orchestrator.records.conversation.messages import result_text
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.run.trace_steps import LINE_LENGTH, AgentStep
+from stepfleet.orchestrator.records.run.trace import LINE_LENGTH, AgentStep
 from stepfleet.orchestrator.records.steps import StepType
 
 GOLDEN = [

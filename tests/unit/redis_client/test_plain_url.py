@@ -12,7 +12,7 @@ from pydantic import SecretStr
 from redis.asyncio import ConnectionPool
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.agents.recall.notes import RedisNotes
+from stepfleet.orchestrator.agents.recall import RedisNotes
 from stepfleet.orchestrator.redis_client.urls import usable_broker, usable_url
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.dispatch import celery_app

@@ -2,7 +2,7 @@ import pytest
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS as SLOTS
 from redis.crc import key_slot
 
-from stepfleet.orchestrator.redis_client.topology import (
+from stepfleet.orchestrator.redis_client.cluster import (
     Topology,
     guarded,
     key_of,

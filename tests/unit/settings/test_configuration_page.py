@@ -21,8 +21,8 @@ from stepfleet.orchestrator import (
     Planning,
     Settings,
 )
+from stepfleet.orchestrator.agents.agent import CODE, POLICIES
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN
-from stepfleet.orchestrator.agents.layers import CODE, POLICIES
 from stepfleet.orchestrator.cli.doctor.checks import OTHER_VARIABLES
 from stepfleet.orchestrator.cli.main import build
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError, mcp_server, tool
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.config import stored_overrides
 
 CLOCK = mcp_server("clock", command=["clock-server"], env=["CLOCK_KEY"])
 

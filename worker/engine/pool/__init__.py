@@ -5,7 +5,7 @@ Select it with ``worker_pool = "stepfleet.worker.engine.pool:Pool"`` and no ``-P
 """
 
 from stepfleet.worker.engine.pool.asyncio_pool import Pool as Pool
-from stepfleet.worker.engine.pool.option_checks import check_pool as check_pool
-from stepfleet.worker.engine.pool.option_checks import (
+from stepfleet.worker.engine.pool.asyncio_pool import check_pool as check_pool
+from stepfleet.worker.engine.pool.asyncio_pool import (
     refuse_greenlet_pools as refuse_greenlet_pools,
 )

@@ -13,9 +13,13 @@ import asyncio
 import gc
 import logging
 import os
+import select
+import socket
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
@@ -23,14 +27,121 @@ from billiard.einfo import ExceptionInfo
 from celery import signals
 from celery.concurrency.base import BasePool
 from celery.concurrency.prefork import _run_ready_callbacks
-from celery.exceptions import Terminated
+from celery.exceptions import ImproperlyConfigured, Terminated
 from celery.worker import state as worker_state
 from kombu.asynchronous import get_event_loop
+from kombu.utils.compat import detect_environment
 
 from stepfleet.worker.engine import bridge, transport
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.engine.pool.job import GRACE_SECONDS, Callbacks, Job, Limits, follow_jobs
-from stepfleet.worker.engine.pool.outbox import DirectOutbox, HubOutbox
+
+_GREENLET_POOLS = ("gevent", "eventlet")
+
+_WHY_NOT_GREENLETS = (
+    "The {pool} pool is not supported: with a Redis broker it never takes back the messages of a"
+    " worker that died, and acknowledges from every greenlet at once over 10 connections, which"
+    " runs tasks twice. Start the worker without -P (stepfleet.worker.engine.pool gives 1,000"
+    " tasks at once per process), or with -P prefork, -P threads or -P solo."
+)
+
+
+def check_pool(pool: object) -> None:
+    """Raise ``ImproperlyConfigured`` for gevent and eventlet: a name, or a pool class."""
+    name = pool if isinstance(pool, str) else f"{getattr(pool, '__module__', '')}:"
+    for refused in _GREENLET_POOLS:
+        if name == refused or f".{refused}:" in f".{name}":
+            raise ImproperlyConfigured(_WHY_NOT_GREENLETS.format(pool=refused))
+
+
+def refuse_greenlet_pools(sender: Any = None, **_: object) -> None:
+    """End the start of a worker under gevent or eventlet: ``worker_init.connect(...)``.
+
+    Raises ``SystemExit`` with the reason, since Celery only logs other exceptions of receivers.
+    A package that is not installed already ends ``celery -P gevent`` before any app is loaded.
+    """
+    try:
+        check_pool(getattr(sender, "pool_cls", None))
+        check_pool(detect_environment())  # type: ignore[no-untyped-call]
+    except ImproperlyConfigured as error:
+        raise SystemExit(str(error)) from None
+
+
+Call = Callable[[], None]
+
+
+class HubOutbox:
+    """Delivers calls that any thread posts in the hub's thread, which polls ``fileno()``."""
+
+    def __init__(self) -> None:
+        self._calls: deque[Call] = deque()
+        self._woken = False  # a wake-up is under way that will deliver what is queued
+        self._reader, self._writer = socket.socketpair()
+        self._reader.settimeout(0)
+        self._writer.settimeout(0)
+
+    def fileno(self) -> int:
+        """File descriptor that becomes readable with a post; -1 once closed."""
+        return self._reader.fileno()
+
+    def post(self, call: Call) -> None:
+        """Queue the call and wake the poller, once for any number of calls not yet delivered."""
+        self._calls.append(call)
+        if not self._woken:
+            self._wake()
+
+    def deliver(self) -> None:
+        """Make the queued calls; what they post meanwhile waits for the next round."""
+        with suppress(OSError):  # nothing to read, or closed
+            self._reader.recv(4096)
+        self._woken = False
+        try:
+            for _ in range(len(self._calls)):
+                self._calls.popleft()()
+        finally:
+            if self._calls:
+                self._wake()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for a post with the signal handlers of the main thread running meanwhile."""
+        if not self._calls and self._reader.fileno() >= 0:
+            # A signal's handler may end the pool, and close this, while we wait here.
+            with suppress(OSError, ValueError):
+                select.select([self._reader], [], [], seconds)
+
+    def close(self) -> None:
+        """Close both ends."""
+        self._reader.close()
+        self._writer.close()
+
+    def _wake(self) -> None:
+        self._woken = True
+        with suppress(OSError):  # full means that a wake-up is pending; closed that nobody polls
+            self._writer.send(b"\0")
+
+
+class DirectOutbox:
+    """Makes calls where they are posted: for Celery's blocking loop, which polls no descriptor."""
+
+    def __init__(self) -> None:
+        self._posted = threading.Event()
+
+    def post(self, call: Call) -> None:
+        """Make the call at once."""
+        call()
+        self._posted.set()
+
+    def deliver(self) -> None:
+        """Nothing is ever left to deliver."""
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the next post."""
+        self._posted.wait(seconds)
+        self._posted.clear()
+
+    def close(self) -> None:
+        """Nothing to free."""
+
 
 T = TypeVar("T")
 

@@ -14,9 +14,9 @@ from kombu.transport import TRANSPORT_ALIASES
 from stepfleet.orchestrator.redis_client.urls import is_sentinel, parse_sentinel
 from stepfleet.orchestrator.store.fleet.quarantine import read_entry as read_entry
 from stepfleet.orchestrator.store.keys import QUARANTINE as QUARANTINE
+from stepfleet.worker.engine.transport.ack_buffer import counts as counts
 from stepfleet.worker.engine.transport.fast_json import EVENTS as EVENTS
 from stepfleet.worker.engine.transport.fast_json import register_events
-from stepfleet.worker.engine.transport.pending_acks import counts as counts
 
 _ALIASES = {
     "redis-batch": "stepfleet.worker.engine.transport.transport:Transport",

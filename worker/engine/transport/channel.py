@@ -10,6 +10,7 @@ end that delivery.
 
 import json
 import logging
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty
@@ -17,6 +18,7 @@ from time import monotonic
 from typing import Any
 from uuid import uuid4
 
+import redis
 from redis.exceptions import NoScriptError, ResponseError
 
 from stepfleet.orchestrator.redis_client.transient_errors import (
@@ -29,6 +31,8 @@ from stepfleet.worker.engine.transport.ack_buffer import (
     ACKS_PER_CALL,
     LOST_FETCHER,
     SHAPE_ERRORS,
+    AckBufferChannel,
+    LostFetch,
     script,
 )
 from stepfleet.worker.engine.transport.fast_json import encode_plain
@@ -39,13 +43,140 @@ from stepfleet.worker.engine.transport.guard import (
     examine,
     examine_broadcast,
 )
-from stepfleet.worker.engine.transport.kombu_types import StockChannel, fixed_order
-from stepfleet.worker.engine.transport.pending_acks import LostFetch
+from stepfleet.worker.engine.transport.kombu_types import (
+    StockChannel,
+    StockQoS,
+    VirtualQoS,
+    fixed_order,
+)
 from stepfleet.worker.engine.transport.poller import WAKEUP
-from stepfleet.worker.engine.transport.qos import QoS
-from stepfleet.worker.engine.transport.wakeup import WakingChannel, send_command
+
+
+class QoS(StockQoS):
+    """Prefetch credit of a channel; acknowledgements go through its buffer."""
+
+    def append(self, message: Any, delivery_tag: str) -> None:
+        """Count a delivery that the fetch has registered."""
+        VirtualQoS.append(self, message, delivery_tag)
+
+    def forget(self, delivery_tag: str) -> None:
+        """Stop counting a delivery."""
+        VirtualQoS.ack(self, delivery_tag)
+
+    def ack(self, delivery_tag: str) -> None:
+        """Acknowledge a delivery, from any thread, also after the channel's end."""
+        self.forget(delivery_tag)
+        self.channel.acknowledge(delivery_tag)
+
+    def reject(self, delivery_tag: str, requeue: bool = False) -> None:
+        """Drop the message, or restore it behind the others."""
+        self.forget(delivery_tag)
+        if requeue:
+            self.channel.restore_later(delivery_tag)
+        else:
+            self.channel.acknowledge(delivery_tag)
+
+    def restore_by_tag(self, tag: Any, client: Any = None, leftmost: bool = False) -> None:  # noqa: ARG002 kombu's signature
+        """Restore one message now (kombu's sweep for the visibility timeout calls this)."""
+        self.channel.restore_message(tag, behind=leftmost)
+
+    def restore_unacked(self, client: Any = None) -> None:  # noqa: ARG002 the same
+        """Restore every message that is neither acknowledged nor still running."""
+        self._flush()
+        tags = list(self._delivered)
+        self._delivered.clear()
+        self.channel.restore_deliveries(tags)
+
+    def credit(self, most: int) -> int:
+        """How many messages may be fetched now, at most ``most``."""
+        if not self.can_consume():
+            return 0
+        free = self.can_consume_max_estimate()
+        return most if free is None else min(most, int(free))
+
 
 logger = logging.getLogger("kombu.transport.redis")
+
+_POLL_SECONDS = 0.05
+
+
+class WakingChannel(AckBufferChannel):
+    """A channel with wake-ups; where the server refuses them, it polls its queues often instead."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.tracks_keys = True
+        self.next_fetch_at = 0.0  # monotonic; until then the queues are known to be empty
+        self.woken = False  # since the last fetch was sent
+        super().__init__(*args, **kwargs)
+
+    @property
+    def poll_seconds(self) -> float:
+        """How long the queues need not be polled without a wake-up."""
+        return (self.brpop_timeout or 1.0) if self.tracks_keys else _POLL_SECONDS
+
+    @property
+    def wakeups(self) -> Any:
+        """Client of the connection that receives wake-ups."""
+        if "ear" not in self.__dict__:
+            self.__dict__["ear"] = redis.Redis(connection_pool=self.async_pool)
+        return self.__dict__["ear"]
+
+    def open_wakeups(self) -> None:
+        """Subscribe to changes of the keys that fetches have read."""
+        connection, fetching = self.wakeups.connection, self.client.connection
+        try:
+            own_id = send_command(connection, "CLIENT", "ID")
+            send_command(connection, "SUBSCRIBE", "__redis__:invalidate")
+            send_command(fetching, "CLIENT", "TRACKING", "OFF")
+            send_command(fetching, "CLIENT", "TRACKING", "ON", "REDIRECT", own_id, "NOLOOP")
+        except ResponseError as error:
+            logger.warning(
+                "The Redis server does not offer CLIENT TRACKING (%s): idle queues are polled"
+                " every %s s instead. Redis 6 or later has it; an ACL user needs +client",
+                error,
+                _POLL_SECONDS,
+            )
+            self.tracks_keys = False
+        connection._sock.settimeout(0)  # noqa: SLF001 the poller of kombu works on sockets, too
+
+    def close_wakeups(self) -> None:
+        """Drop the connection: it belongs to a fetching connection that is gone."""
+        held = getattr(self.__dict__.get("ear"), "connection", None)
+        if held is not None:
+            held.disconnect()
+
+    def on_wakeup(self) -> None:
+        """Read a notification, which can only mean that there is something to fetch."""
+        connection = self.wakeups.connection
+        self.next_fetch_at = 0.0
+        self.woken = True
+        try:
+            if not connection._sock.recv(65_536):  # noqa: SLF001 the content does not matter
+                connection.disconnect()
+        except (BlockingIOError, ssl.SSLWantReadError):
+            pass
+        except OSError:
+            connection.disconnect()
+        raise Empty
+
+    def _poll_error(self, type: str, **options: Any) -> None:  # noqa: A002 kombu's signature
+        self.handlers[type](**options)
+
+    def _close_clients(self) -> None:
+        super()._close_clients()
+        wakeups = self.__dict__.pop("ear", None)
+        if wakeups is not None and wakeups.connection is not None:
+            connection, wakeups.connection = wakeups.connection, None
+            connection.disconnect()
+
+
+def send_command(connection: Any, *command: Any) -> Any:
+    """Send one command over the connection and return its reply."""
+    connection.send_command(*command)
+    if str(getattr(connection, "protocol", 2)) == "3":
+        return connection.read_response(push_request=command[0] == "SUBSCRIBE")
+    return connection.read_response()
+
 
 _BACK_OFF_SECONDS = 1.0
 _REPLY_SECONDS = 5.0

@@ -34,7 +34,7 @@ from stepfleet.orchestrator.limits.estimates import (
 )
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, exceeded, limit_of_run, names_of
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
-from stepfleet.orchestrator.models.accounts import limit_name
+from stepfleet.orchestrator.models.services import limit_name
 from stepfleet.orchestrator.protocol.claim import (
     Claim,
     Committed,

@@ -6,7 +6,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.limits.budgets import NOTHING, Spending, spending_of
 from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.models.pricing import Cost, stated_cost
-from stepfleet.orchestrator.models.pricing.tiers import address_of, tier_of
+from stepfleet.orchestrator.models.pricing.prices import address_of, tier_of
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.verdict import Verdict
 from stepfleet.orchestrator.records.ledger import bare_name

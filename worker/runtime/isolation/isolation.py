@@ -8,7 +8,7 @@ import asyncio
 from functools import partial
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.suspicion import Stance, Suspect
+from stepfleet.orchestrator.protocol.claim import Stance, Suspect
 from stepfleet.orchestrator.store.runs.steps import IsolationMarks
 from stepfleet.worker.leases.lease import AnyLease, CallLease, Renew
 from stepfleet.worker.ports import Ports

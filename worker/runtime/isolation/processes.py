@@ -17,8 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.suspicion import Suspect, next_group
+from stepfleet.orchestrator.protocol.claim import StepHint, Suspect, next_group
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 
 log = logging.getLogger(__name__)

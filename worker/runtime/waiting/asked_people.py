@@ -1,8 +1,7 @@
 """Ends the wait for people whose time limit is over: its own room of `Attending`."""
 
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.answered import decided_event
-from stepfleet.orchestrator.protocol.waiting import TakenCall
+from stepfleet.orchestrator.protocol.waiting import TakenCall, decided_event
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.ports import AgentCode

@@ -10,7 +10,7 @@ from typing import Any
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.files.lines import input_of
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.protocol.composing import Before, answer_text, composed
+from stepfleet.orchestrator.protocol.fold import Before, answer_text, composed
 from stepfleet.orchestrator.protocol.guards import dependency_outcome
 from stepfleet.orchestrator.records.batch import is_stalled
 from stepfleet.orchestrator.records.conversation.messages import Message

@@ -2,27 +2,233 @@
 
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from http import HTTPStatus
 from typing import Any
 
 from stepfleet.orchestrator.records import exact_json
-from stepfleet.worker.testing.openai.completions import DONE, Completion, event
-from stepfleet.worker.testing.openai.conversation import Violation
-from stepfleet.worker.testing.openai.quirks import quirky_body, quirky_events
+from stepfleet.worker.testing.openai.conversation import Violation, call_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.scenario.faults import Fault, FaultKind
-from stepfleet.worker.testing.scenario.limits import Standing
-from stepfleet.worker.testing.scenario.replies import (
+from stepfleet.worker.testing.rate_limits import Standing
+from stepfleet.worker.testing.scenario import (
     EVENTS,
     REFUSED,
     REPLIED,
     Answer,
     Ending,
+    Fault,
+    FaultKind,
+    Prompt,
+    Quirk,
     Reply,
+    ToolCallReply,
     Usage,
+    automatic,
+    name_of,
 )
+
+_DONE = b"data: [DONE]"
+_ESCAPE = re.compile(rb"\\.")
+_CONTROL = {rb"\n": b"\n", rb"\t": b"\t"}
+
+
+def quirky_body(body: bytes, quirks: Collection[Quirk]) -> bytes:
+    """Return a whole answer with those of the quirks that one can have."""
+    payload = exact_json.loads(body)
+    for choice in payload["choices"]:
+        _change(choice, choice["message"], quirks)
+    return _written(payload, quirks)
+
+
+def quirky_events(events: Sequence[bytes], quirks: Collection[Quirk]) -> list[bytes]:
+    """Return the events of a stream with those quirks."""
+    names: dict[int, dict[str, Any]] = {}
+    changed: list[bytes] = []
+    for one in events:
+        data = one.strip().removeprefix(b"data: ")
+        if one.strip() != _DONE:
+            payload = exact_json.loads(data)
+            for choice in payload["choices"]:
+                _change(choice, choice["delta"], quirks)
+                _cut_arguments(choice["delta"], names, quirks)
+            data = _written(payload, quirks)
+        changed.append(_line(data, quirks))
+    return changed
+
+
+def _change(choice: dict[str, Any], message: dict[str, Any], quirks: Collection[Quirk]) -> None:
+    if Quirk.NO_FINISH_REASON in quirks:
+        choice.pop("finish_reason", None)
+    if Quirk.NO_ROLE in quirks:
+        message.pop("role", None)
+    if Quirk.CONTENT_PARTS in quirks and isinstance(message.get("content"), str):
+        message["content"] = [{"type": "text", "text": message["content"]}]
+    if Quirk.ARGUMENTS_OBJECT in quirks:
+        for call in message.get("tool_calls", ()):
+            text = call["function"]["arguments"]
+            call["function"]["arguments"] = exact_json.loads(text) if text else None
+    if Quirk.NULLS in quirks:
+        for name in ("content", "tool_calls", "refusal", "function_call"):
+            message.setdefault(name, None)
+
+
+def _cut_arguments(
+    delta: dict[str, Any], names: dict[int, dict[str, Any]], quirks: Collection[Quirk]
+) -> None:
+    for call in delta.get("tool_calls") or ():
+        known = names.setdefault(
+            call["index"], {"id": call.get("id"), "name": call["function"].get("name")}
+        )
+        if Quirk.REPEATED_NAMES in quirks:
+            call["id"] = known["id"]
+            call["function"]["name"] = known["name"]
+        if Quirk.SHARED_INDEX in quirks:
+            call["index"] = 0
+        if Quirk.NO_INDEX in quirks:
+            del call["index"]
+
+
+def _written(payload: dict[str, Any], quirks: Collection[Quirk]) -> bytes:
+    data = exact_json.dumps(payload)
+    if Quirk.RAW_CONTROL in quirks:
+        data = _ESCAPE.sub(lambda one: _CONTROL.get(one[0], one[0]), data)
+    return data
+
+
+def _line(data: bytes, quirks: Collection[Quirk]) -> bytes:
+    end = b"\r\n" if Quirk.CRLF in quirks else b"\n"
+    field = b"data:" if Quirk.NO_SPACE in quirks else b"data: "
+    comment = b": keep-alive" + end + end if Quirk.COMMENTS in quirks else b""
+    return comment + field + data + end + end
+
+
+DONE = b"data: [DONE]\n\n"
+_CREATED = 1_700_000_000
+_CHARACTERS_PER_TOKEN = 4
+_TOKENS_PER_MESSAGE = 4
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A reply with the place in a conversation that it answers."""
+
+    reply: Reply
+    request: RequestRecord
+
+    @property
+    def usage(self) -> Usage | None:
+        """The token counts that are sent."""
+        return self.reply.usage if self.reply.send_usage else None
+
+    def body(self) -> dict[str, Any]:
+        """Return the unstreamed completion."""
+        message = {"role": "assistant", "content": self.reply.content, **self._extra()}
+        if self.reply.tool_calls:
+            message["tool_calls"] = [call for _, call in self._calls()]
+        choice = {"index": 0, "message": message, "finish_reason": self.reply.ends_with}
+        return self._envelope("chat.completion", [choice]) | self._usage()
+
+    def events(self) -> list[bytes]:
+        """Return the events of the stream, the closing `[DONE]` among them."""
+        wants_usage = (self.request.body.get("stream_options") or {}).get("include_usage")
+        nothing = {"usage": None} if wants_usage and self.reply.send_usage else {}
+        events = [
+            event(self._envelope("chat.completion.chunk", [choice]) | nothing)
+            for choice in self._choices()
+        ]
+        if nothing:
+            events.append(event(self._envelope("chat.completion.chunk", []) | self._usage()))
+        return [*events, DONE]
+
+    def _choices(self) -> Iterator[dict[str, Any]]:
+        yield _choice({"role": "assistant", "content": "", **self._extra()})
+        for piece in pieces_of(self.reply.content or "", self.reply.piece):
+            yield _choice({"content": piece})
+        for index, call in self._calls():
+            function = call["function"]
+            opening = {**call, "function": {**function, "arguments": ""}}
+            yield _choice({"tool_calls": [{"index": index, **opening}]})
+            for piece in pieces_of(function["arguments"], self.reply.piece):
+                yield _choice({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})
+        yield _choice({}, self.reply.ends_with)
+
+    def _calls(self) -> Iterator[tuple[int, dict[str, Any]]]:
+        for index, call in enumerate(self.reply.tool_calls):
+            made = call_id(self.request.key, self.request.turn, index)
+            identity = {} if call.omit_id else {"id": made if call.id is None else call.id}
+            function = {"name": call.name, "arguments": arguments_text(call)}
+            yield index, {**identity, "type": "function", "function": function}
+
+    def _extra(self) -> dict[str, Any]:
+        refused = {} if self.reply.refusal is None else {"refusal": self.reply.refusal}
+        return {**refused, **self.reply.extra}
+
+    def _envelope(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {
+            "id": f"chatcmpl-{name_of(self.request.key, self.request.turn)}",
+            "object": kind,
+            "created": _CREATED + self.request.turn,
+            "model": self.reply.model or self.request.body["model"],
+            "choices": choices,
+            **({"service_tier": tier} if (tier := self.reply.service_tier) else {}),
+        }
+
+    def _usage(self) -> dict[str, Any]:
+        usage = self.usage
+        if usage is None:
+            return {}
+        return {
+            "usage": {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+                "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+                "completion_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+            }
+        }
+
+
+def event(payload: Mapping[str, Any]) -> bytes:
+    """Return a server-sent event."""
+    return b"data: " + exact_json.dumps(payload) + b"\n\n"
+
+
+def calls_of(request: RequestRecord, reply: Reply) -> Iterator[tuple[str, ToolCallReply, Any]]:
+    """Yield id, call and arguments as data of the calls in a reply."""
+    for index, call in enumerate(reply.tool_calls):
+        made = call_id(request.key, request.turn, index) if call.id is None else call.id
+        yield made, call, exact_json.loads(arguments_text(call))
+
+
+def arguments_text(call: ToolCallReply) -> str:
+    """Return the arguments as they are sent: text unchanged, a mapping as JSON."""
+    if isinstance(call.arguments, str):
+        return call.arguments
+    return exact_json.text(call.arguments)
+
+
+def estimate(prompt_tokens: int, reply: Reply) -> Usage:
+    """Return about the tokens of a call; equal conversations and replies get equal counts."""
+    answered = len(reply.content or "")
+    answered += sum(len(call.name) + len(arguments_text(call)) for call in reply.tool_calls)
+    return Usage(prompt_tokens, _TOKENS_PER_MESSAGE + answered // _CHARACTERS_PER_TOKEN)
+
+
+def prompt_of(request: RequestRecord) -> Prompt:
+    """Return the prompt as the service's cache sees it, which needs no marks."""
+    body = request.body
+    return automatic(request.model, exact_json.dumps([body.get("tools"), body.get("messages")]))
+
+
+def _choice(delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+    return {"index": 0, "delta": delta, "finish_reason": finish_reason}
+
+
+def pieces_of(text: str, size: int) -> Iterator[str]:
+    """Return the text in pieces of `size` characters."""
+    return (text[start : start + size] for start in range(0, len(text), size))
+
 
 COMPLETIONS = re.compile(r"(?:/openai|/openai/deployments/[^/]+)?(?:/v1)?/chat/completions")
 MODELS = ("gpt-4o-mini", "gpt-4o")

@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from stepfleet.worker.testing.scenario.latency import name_of
-from stepfleet.worker.testing.scenario.shapes import Tagged
+from stepfleet.worker.testing.scenario import Tagged, name_of
 
 _PART = Tagged(
     {

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepfleet.worker.testing.openai.conversation import first_user_text, messages_of, text_of
-from stepfleet.worker.testing.scenario.replies import Usage
+from stepfleet.worker.testing.scenario import Usage
 
 
 @dataclass(frozen=True)

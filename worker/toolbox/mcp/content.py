@@ -18,8 +18,7 @@ from mcp_types import (
 )
 
 from stepfleet.orchestrator.errors import ToolExecutionError
-from stepfleet.orchestrator.records.conversation.messages import Block
-from stepfleet.orchestrator.records.conversation.tool_text import value_text
+from stepfleet.orchestrator.records.conversation.messages import Block, value_text
 from stepfleet.orchestrator.tools.results import WithMedia
 from stepfleet.worker.toolbox.results import RESULT_LIMIT
 

@@ -12,10 +12,10 @@ if ARGV[3] ~= '' then
   redis.call('ZADD', due_key, digits(now + number(ARGV[3])), run_id)
   return 1
 end
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'want', 'limited')
-local is_open = h[1] == 'queued' or h[1] == 'in_progress'
-if not is_open or h[2] ~= ARGV[2] or h[3] ~= '' or h[4] ~= '' then return 0 end
+local h = fields_of(run_key, 'status', 'step', 'token', 'want', 'limited')
+local is_open = h.status == 'queued' or h.status == 'in_progress'
+if not is_open or h.step ~= ARGV[2] or h.token ~= '' or h.want ~= '' then return 0 end
 redis.call('HSET', run_key, 'not_before', digits(now))
-if number(h[5]) < REFUSALS then redis.call('HSET', run_key, 'parked', digits(now)) end
+if number(h.limited) < REFUSALS then redis.call('HSET', run_key, 'parked', digits(now)) end
 redis.call('ZADD', due_key, digits(SHELVED + now), run_id)
 return 1

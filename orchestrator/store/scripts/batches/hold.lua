@@ -24,17 +24,17 @@ local function are_alike(one, other)
   return one == other or 2 * (above[#b] or 0) >= math.max(#a, #b)
 end
 
-local h = redis.call('HMGET', KEYS[1], 'created', 'cancelled', 'held', 'equal', 'sweep', 'asks')
-local cause, count, others, token, text = string.match(h[4] or '', '^(%S+) (%d+) (%S+) (%S+) ?(.*)$')
-local number = string.match(h[3] or '', '^(%d+) ') or '0'
-if not h[1] or h[2] == '1' or token == ARGV[4] then return { 'ends', number } end
-if number ~= '0' then return { 'held', number, (h[5] or '') ~= '' and '1' or '' } end
+local h = fields_of(KEYS[1], 'created', 'cancelled', 'held', 'equal', 'sweep', 'asks')
+local cause, count, others, token, text = string.match(h.equal or '', '^(%S+) (%d+) (%S+) (%S+) ?(.*)$')
+local number = string.match(h.held or '', '^(%d+) ') or '0'
+if not h.created or h.cancelled == '1' or token == ARGV[4] then return { 'ends', number } end
+if number ~= '0' then return { 'held', number, (h.sweep or '') ~= '' and '1' or '' } end
 local is_next = cause == ARGV[1] and others == ARGV[2] and are_alike(text, ARGV[6])
 count = is_next and tonumber(count) + 1 or 1
 redis.call('HSET', KEYS[1], 'equal', table.concat({ ARGV[1], count, ARGV[2], ARGV[4], ARGV[6] }, ' '))
 if count < tonumber(ARGV[3]) then return { 'ends', '0' } end
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
-number = string.format('%d', math.max(now, (tonumber(h[6] or '') or 0) + 1))
+number = string.format('%d', math.max(now, (tonumber(h.asks or '') or 0) + 1))
 redis.call('HSET', KEYS[1], 'asks', number, 'sweep', 'pause ' .. number .. ' 0', 'order', '', 'held', number .. ' ' .. ARGV[5])
 return { 'ends', number }

@@ -17,41 +17,40 @@ local function cancel(h, live)
     held = held + 1
     return redis.call('HSET', run_key, 'want', 'cancel')
   end
-  if h[2] ~= '' then vanish(batch, h[2], h[5], h[6]) end
-  if abandon(h[1], batch, h[5], h[2], a, now) ~= '' then held = held + 1 end
+  if h.token ~= '' then vanish(batch, h.token, h.step, h.elapsed) end
+  if abandon(h.status, batch, h.step, h.token, a, now) ~= '' then held = held + 1 end
 end
 
 local function pause(h, live)
-  if h[1] == 'paused' then return end
-  if live or h[3] == 'cancel' then
-    if h[3] == '' then redis.call('HSET', run_key, 'want', 'pause') end
+  if h.status == 'paused' then return end
+  if live or h.want == 'cancel' then
+    if h.want == '' then redis.call('HSET', run_key, 'want', 'pause') end
   else
-    if h[2] ~= '' then vanish(batch, h[2], h[5], h[6]) end
-    halt(h[1], batch, now, is_hinted(h[2], h[11]))
+    if h.token ~= '' then vanish(batch, h.token, h.step, h.elapsed) end
+    halt(h.status, batch, now, is_hinted(h.token, h.not_before))
   end
   reached = reached + 1
 end
 
 local function resume(h)
-  if h[1] ~= 'paused' then
-    if h[3] == 'pause' then redis.call('HSET', run_key, 'want', '') end
+  if h.status ~= 'paused' then
+    if h.want == 'pause' then redis.call('HSET', run_key, 'want', '') end
     return
   end
   reached = reached + 1
-  local fields = { step = h[5], batch = batch, began = h[8], updated = h[9], waiting = h[10], not_before = h[11] }
-  if not go_again(fields, ARGV[4], now) then
-    for _, part in ipairs({ run_id, h[5], h[12] }) do hints[#hints + 1] = part end
+  if not go_again(h, ARGV[4], now) then
+    for _, part in ipairs({ run_id, h.step, h.agent }) do hints[#hints + 1] = part end
   end
 end
 
 local act = ({ cancel = cancel, pause = pause, resume = resume })[word]
 for i = 5, #ARGV do
   turn_to(ARGV[i])
-  local h = redis.call('HMGET', run_key, 'status', 'token', 'want', 'lease', 'step', 'elapsed', 'heard',
+  local h = fields_of(run_key, 'status', 'token', 'want', 'lease', 'step', 'elapsed', 'heard', 'batch',
     'execution_started', 'updated', 'waiting', 'not_before', 'agent')
-  if h[1] and not TERMINAL[h[1]] and h[7] ~= n then
+  if h.status and not TERMINAL[h.status] and h.heard ~= n then
     redis.call('HSET', run_key, 'heard', n)
-    act(h, h[2] ~= '' and number(h[4]) > now)
+    act(h, h.token ~= '' and number(h.lease) > now)
   end
 end
 return { 'swept', reached, held, unpack(hints) }

@@ -2,9 +2,9 @@
 -- the request, ARGV[2] the row behind the last one that was reached, or '' where it has ended. Returns 'noted', 'gone'
 -- where there is no such batch any more, or 'superseded' where the request is over, or not the newest. A sweeper that
 -- stalled writes nothing then, and undoes no progress of another one.
-local h = redis.call('HMGET', KEYS[1], 'created', 'sweep')
-if not h[1] then return 'gone' end
-local word, number, row = string.match(h[2] or '', '^(%S+) (%S+) (%d+)$')
+local h = fields_of(KEYS[1], 'created', 'sweep')
+if not h.created then return 'gone' end
+local word, number, row = string.match(h.sweep or '', '^(%S+) (%S+) (%d+)$')
 if number ~= ARGV[1] then return 'superseded' end
 if ARGV[2] == '' then
   redis.call('HDEL', KEYS[1], 'sweep', 'order')

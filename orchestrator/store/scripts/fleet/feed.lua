@@ -51,8 +51,8 @@ while done < most and bytes < MOST_BYTES do
   local run_id = redis.call('LINDEX', pending_key, 0)
   if not run_id then break end
   local run_key = shard .. 'run:' .. run_id
-  local h = redis.call('HMGET', run_key, 'status', 'feed')
-  if h[1] and h[2] ~= '1' then
+  local h = fields_of(run_key, 'status', 'feed')
+  if h.status and h.feed ~= '1' then
     if not copied(run_id) then break end
     redis.call('HSET', run_key, 'feed', '1')
     joined = joined + 1

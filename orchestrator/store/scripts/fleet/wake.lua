@@ -9,9 +9,9 @@ local found = redis.call('SPOP', shard .. 'out:' .. ARGV[1], ARGV[2])
 local woke = 0
 for _, run_id in ipairs(found) do
   local run_key = shard .. 'run:' .. run_id
-  local h = redis.call('HMGET', run_key, 'status', 'token', 'outage')
-  local since, ids = string.match(h[3] or '', '^(%d+) %a+(.*)$')
-  if (h[1] == 'queued' or h[1] == 'in_progress') and h[2] == '' and since and string.find(ids, ARGV[1], 1, true) then
+  local h = fields_of(run_key, 'status', 'token', 'outage')
+  local since, ids = string.match(h.outage or '', '^(%d+) %a+(.*)$')
+  if (h.status == 'queued' or h.status == 'in_progress') and h.token == '' and since and string.find(ids, ARGV[1], 1, true) then
     redis.call('HSET', run_key, 'not_before', now, 'outage', since .. ' ' .. ARGV[3] .. ids)
     redis.call('ZADD', due_key, now, run_id)
     woke = woke + 1

@@ -4,16 +4,17 @@
 -- message (the step's task); for 'end': those of cancel.lua. Returns {what was done}, 'ready' in place of 'wait' where all
 -- have ended, or 'changed': somebody was faster.
 -- Invariant: a run has its own input before it begins, and begins once.
-local h = redis.call('HMGET', run_key, 'status', 'after', 'ahead', 'seq', 'token', 'batch', 'step')
+local h = fields_of(run_key, 'status', 'after', 'ahead', 'seq', 'token', 'batch', 'step')
 local a = named(3)
-if not h[1] or TERMINAL[h[1]] or h[1] == 'paused' or not h[2] or h[4] ~= ARGV[2] or h[5] ~= '' then return { 'changed' } end
+local is_still = h.status and not TERMINAL[h.status] and h.status ~= 'paused' and h.after
+if not is_still or h.seq ~= ARGV[2] or h.token ~= '' then return { 'changed' } end
 local now = now_ms()
 if a.what == 'wait' then
-  if number(h[3]) <= 0 then return { 'ready' } end
+  if number(h.ahead) <= 0 then return { 'ready' } end
   redis.call('ZADD', due_key, digits(now + number(a.later)), run_id)
 elseif a.what == 'again' then
   if redis.call('HDEL', journal_key, 'd:' .. a.run) == 1 then redis.call('HINCRBY', run_key, 'ahead', '1') end
-elseif number(h[3]) > 0 then
+elseif number(h.ahead) > 0 then
   return { 'changed' }
 elseif a.what == 'begin' then
   redis.call('HSET', log_key, 'input:0', a.input)
@@ -23,6 +24,6 @@ elseif a.what == 'begin' then
   redis.call('ZADD', due_key, digits(now + number(a.grace)), run_id)
   push(a.message)
 else
-  abandon(h[1], h[6], h[7], '', a, now)
+  abandon(h.status, h.batch, h.step, '', a, now)
 end
 return { a.what }

@@ -7,10 +7,10 @@
 -- others begin.
 local a = named(8)
 if redis.call('EXISTS', run_key) == 1 then
-  local known = redis.call('HMGET', run_key, 'made', 'given', 'batch')
-  if known[1] == a.made then return 'created' end
+  local known = fields_of(run_key, 'made', 'given', 'batch')
+  if known.made == a.made then return 'created' end
   -- Runs of older clients have no `given`.
-  local is_other = a.given and ((known[2] or a.given) ~= a.given or known[3] ~= a.batch)
+  local is_other = a.given and ((known.given or a.given) ~= a.given or known.batch ~= a.batch)
   return is_other and 'other' or 'exists'
 end
 if a.batch ~= '' and redis.call('HEXISTS', flags_key, 'x:' .. a.batch) == 1 then return 'cancelled' end

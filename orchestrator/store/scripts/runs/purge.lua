@@ -5,14 +5,14 @@
 -- runs: it goes when these know (see settled.lua).
 -- Invariants: nothing is written that needs memory, so that a full Redis runs this too; a batch counts
 -- the run as ended still, as it does for one that has expired.
-local h = redis.call('HMGET', run_key, 'status', 'ended', 'batch', 'stop_reason', 'reach', 'returns')
-if not h[1] or not TERMINAL[h[1]] then return 0 end
-if ARGV[2] ~= ' ' and not string.find(ARGV[2], ' ' .. h[1] .. ' ', 1, true) then return 0 end
-if number(h[2]) > number(ARGV[3]) or (ARGV[4] ~= '' and h[3] ~= ARGV[4]) then return 0 end
-if h[5] or (h[6] == '1' and redis.call('EXISTS', run_key .. ':returns') == 1) then return -1 end
+local h = fields_of(run_key, 'status', 'ended', 'batch', 'stop_reason', 'reach', 'returns')
+if not h.status or not TERMINAL[h.status] then return 0 end
+if ARGV[2] ~= ' ' and not string.find(ARGV[2], ' ' .. h.status .. ' ', 1, true) then return 0 end
+if number(h.ended) > number(ARGV[3]) or (ARGV[4] ~= '' and h.batch ~= ARGV[4]) then return 0 end
+if h.reach or (h.returns == '1' and redis.call('EXISTS', run_key .. ':returns') == 1) then return -1 end
 if ARGV[5] ~= '1' then
   redis.call('ZREM', due_key, run_id)
-  redis.call('ZREM', shard .. 'runs:' .. list_of(h[1], h[4] or ''), run_id)
+  redis.call('ZREM', shard .. 'runs:' .. list_of(h.status, h.stop_reason or ''), run_id)
   redis.call('UNLINK', run_key .. ':chunks', run_key .. ':chunks:attempts', run_key .. ':returns',
     unpack(ALL_KEYS))
 end

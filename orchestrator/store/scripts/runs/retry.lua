@@ -6,15 +6,15 @@
 -- (messages to give before that step, behind those given already, or ''), request (a token).
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (another caller was faster) or
 -- {'unknown'}. Everything before that step, its answer and its finished tools, are kept.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'batch', 'seq')
-if not h[1] then return { 'unknown' } end
+local h = fields_of(run_key, 'status', 'step', 'batch', 'seq')
+if not h.status then return { 'unknown' } end
 local a = named(2)
 local known = answered(a.request)
 if known then return known end
-if not TERMINAL[h[1]] then return { 'active', h[1] } end
-if h[4] ~= a.expected then return { 'changed', h[2] } end
-local now, step, batch = now_ms(), number(a.step), h[3]
-reopen(h[1], 'in_progress', batch)
+if not TERMINAL[h.status] then return { 'active', h.status } end
+if h.seq ~= a.expected then return { 'changed', h.step } end
+local now, step, batch = now_ms(), number(a.step), h.batch
+reopen(h.status, 'in_progress', batch)
 override_batch(batch)
 -- It has not begun: it waits once more for all the runs before it.
 local waits = redis.call('HEXISTS', run_key, 'after') == 1
@@ -22,12 +22,12 @@ for _, name in ipairs(waits and redis.call('HKEYS', journal_key) or {}) do
   redis.call('HDEL', journal_key, name)
   redis.call('HINCRBY', run_key, 'ahead', '1')
 end
-for i = step, number(h[2]) - 1 do
+for i = step, number(h.step) - 1 do
   redis.call('HDEL', log_key, i)
   redis.call('HDEL', outcomes_key, i)
 end
-if step < number(h[2]) then
-  count(batch, 'steps', step - number(h[2]))
+if step < number(h.step) then
+  count(batch, 'steps', step - number(h.step))
   count(batch, 'tokens', -number(a.tokens))
   count(batch, 'cost', -number(a.cost))
   count(batch, 'guessed', -number(a.guessed))
@@ -36,7 +36,7 @@ if step < number(h[2]) then
 end
 -- Before the entries of what is taken back: those are of that agent.
 if a.agent then redis.call('HSET', run_key, 'agent', a.agent, 'config', a.config) end
-if a.lost ~= '' then note_lost(batch, 'retry:' .. h[4], a.lost) end
+if a.lost ~= '' then note_lost(batch, 'retry:' .. h.seq, a.lost) end
 if a.input ~= '' then
   -- Inputs before that step that no step has answered stay: both are JSON lists.
   local earlier = redis.call('HGET', log_key, 'input:' .. step)
@@ -44,17 +44,17 @@ if a.input ~= '' then
   redis.call('HSET', log_key, 'input:' .. step, given)
 end
 -- An open step's answer is of no use where the run goes on before it, or the conversation has changed.
-if step < number(h[2]) or a.input ~= '' then
+if step < number(h.step) or a.input ~= '' then
   if redis.call('HEXISTS', journal_key, 'response') == 1 and redis.call('HEXISTS', lost_key, 'paid') == 0 then
-    note_lost(batch, 'open:' .. h[4], redis.call('HGET', journal_key, 'price')
-      or '{"kind":"retried","step":' .. (number(h[2]) + 1) .. ',"ambiguous":true}')
+    note_lost(batch, 'open:' .. h.seq, redis.call('HGET', journal_key, 'price')
+      or '{"kind":"retried","step":' .. (number(h.step) + 1) .. ',"ambiguous":true}')
   end
   redis.call('DEL', journal_key)
   -- An older wait's entry stays; the next one gets its own.
   local paid = redis.call('HGET', lost_key, 'paid')
   if paid then
     redis.call('HDEL', lost_key, 'paid')
-    redis.call('HSET', lost_key, 'paid:' .. h[4], paid)
+    redis.call('HSET', lost_key, 'paid:' .. h.seq, paid)
   end
 elseif redis.call('HEXISTS', lost_key, 'paid') == 1 then
   -- The answer that was listed when the wait was cancelled is used after all.

@@ -3,25 +3,25 @@
 -- Returns how many addresses are left. Where the run has gone on meanwhile, it owes its next end, or request, anew.
 -- Invariant: a run that has ended, or is paused, is in `due` exactly while it owes something.
 local key = run_key .. ':returns'
-local h = redis.call('HMGET', run_key, 'status', 'reach', 'waiting', 'step', 'not_before', 'token', 'seq')
-local is_read = (h[7] or '0') == ARGV[3]
+local h = fields_of(run_key, 'status', 'reach', 'waiting', 'step', 'not_before', 'token', 'seq')
+local is_read = (h.seq or '0') == ARGV[3]
 for i = 4, is_read and #ARGV or 0 do redis.call('SREM', key, ARGV[i]) end
 local left = redis.call('SCARD', key)
-if not h[1] then return 0 end
-local is_open = h[2]
-if is_read and h[2] == ARGV[2] then
+if not h.status then return 0 end
+local is_open = h.reach
+if is_read and h.reach == ARGV[2] then
   redis.call('HDEL', run_key, 'reach', 'orphans')
   is_open = nil
 end
 if left == 0 then redis.call('HSET', run_key, 'returns', '') end
-local owes = is_open or (TERMINAL[h[1]] and left > 0)
-if (TERMINAL[h[1]] or h[1] == 'paused') and not owes then redis.call('ZREM', due_key, run_id) end
+local owes = is_open or (TERMINAL[h.status] and left > 0)
+if (TERMINAL[h.status] or h.status == 'paused') and not owes then redis.call('ZREM', due_key, run_id) end
 -- It was resumed while its runs were being paused: they are looked at once more.
-if ARGV[2] == 'pause' and h[1] == 'in_progress' and h[6] == '' and number(h[5]) > 0 then
-  local now, calls = now_ms(), waits_of(h[3], h[4])
+if ARGV[2] == 'pause' and h.status == 'in_progress' and h.token == '' and number(h.not_before) > 0 then
+  local now, calls = now_ms(), waits_of(h.waiting, h.step)
   for _, call in ipairs(calls) do
     if string.find(call[2], '^@run:') then redis.call('HSET', journal_key, 'n:' .. call[1], digits(now)) end
   end
-  if #calls > 0 then arm(calls, number(h[5])) end
+  if #calls > 0 then arm(calls, number(h.not_before)) end
 end
 return left

@@ -8,8 +8,8 @@ local page = redis.call('ZSCAN', list, ARGV[2], 'COUNT', ARGV[3])
 local moved = 0
 for i = 1, #page[2], 2 do
   local id, at = page[2][i], page[2][i + 1]
-  local h = redis.call('HMGET', shard .. 'run:' .. id, 'status', 'stop_reason')
-  local is_in = ENDED[h[1]] and h[2] and h[2] ~= '' and h[2] or h[1]
+  local h = fields_of(shard .. 'run:' .. id, 'status', 'stop_reason')
+  local is_in = ENDED[h.status] and h.stop_reason and h.stop_reason ~= '' and h.stop_reason or h.status
   if is_in ~= ARGV[1] then
     redis.call('ZREM', list, id)
     if is_in then redis.call('ZADD', shard .. 'runs:' .. is_in, at, id) end

@@ -53,17 +53,17 @@ end
 local MOST_UNPRICED = 32
 local function account(batch, entry, text, sign)
   if not may_be_paid(text) then return end
-  local h = redis.call('HMGET', run_key, 'tenant', 'agent', 'unpriced', 'billed', 'vain')
-  local line, is_open, numbers = line_of(text, sign, h[1], h[2], h[4] or batch)
+  local h = fields_of(run_key, 'tenant', 'agent', 'unpriced', 'billed', 'vain')
+  local line, is_open, numbers = line_of(text, sign, h.tenant, h.agent, h.billed or batch)
   if line then
     enter(shard .. 'costs', line)
     local vain = { numbers[1], numbers[2] + numbers[5], numbers[8] }
-    add(vain, h[5] or '')
+    add(vain, h.vain or '')
     redis.call('HSET', run_key, 'vain', joined(vain))
   end
   if not is_open or sign < 0 then return end
   local names = {}
-  for name in string.gmatch(h[3] or '', '%S+') do names[#names + 1] = name end
+  for name in string.gmatch(h.unpriced or '', '%S+') do names[#names + 1] = name end
   names[#names + 1] = entry
   redis.call('HSET', run_key, 'unpriced', table.concat(names, ' ', math.max(#names - MOST_UNPRICED + 1, 1)))
 end
@@ -123,16 +123,16 @@ end
 
 -- Gives the calls of a run that ends without a worker the model that its agent calls first, where theirs is not known.
 local function name_calls(batch)
-  local h = redis.call('HMGET', run_key, 'config', 'model', 'unpriced', 'tenant', 'agent', 'billed')
-  local config, model = string.match(h[2] or '', '^(%S+) (.+)$')
-  if not model or config ~= h[1] then return end -- of an older client, or another agent has the run
-  for entry in string.gmatch(h[3] or '', '%S+') do
+  local h = fields_of(run_key, 'config', 'model', 'unpriced', 'tenant', 'agent', 'billed')
+  local config, model = string.match(h.model or '', '^(%S+) (.+)$')
+  if not model or config ~= h.config then return end -- of an older client, or another agent has the run
+  for entry in string.gmatch(h.unpriced or '', '%S+') do
     local text = redis.call('HGET', lost_key, entry)
     if text and not string.find(text, '"model":"', 1, true) then
       local named = string.sub(text, 1, -2) .. ',"model":' .. cjson.encode(model) .. '}'
       redis.call('HSET', lost_key, entry, named)
       for _, one in ipairs({ { text, -1 }, { named, 1 } }) do
-        local line = line_of(one[1], one[2], h[4], h[5], h[6] or batch)
+        local line = line_of(one[1], one[2], h.tenant, h.agent, h.billed or batch)
         if line then enter(shard .. 'costs', line) end
       end
     end
@@ -225,21 +225,21 @@ local function parsed_state(slim)
 end
 
 local function emit_status(from, to)
-  local h = redis.call('HMGET', run_key, 'slim', 'feed', 'v')
-  local state = parsed_state(h[1])
+  local h = fields_of(run_key, 'slim', 'feed', 'v')
+  local state = parsed_state(h.slim)
   local execution = state.info and state.info.execution_id or run_id .. ':1'
-  if number(h[3]) > 1 then
+  if number(h.v) > 1 then
     if execution == run_id .. ':1' then execution = cjson.null end
     local fields = { to, from, state.step_count or 0, state.last_output or cjson.null, execution,
       state.parent_agent_id or cjson.null }
-    return emit('s' .. cjson.encode(fields), 1, h[2])
+    return emit('s' .. cjson.encode(fields), 1, h.feed)
   end
   local payload = { status = to, previous_status = from, step_count = state.step_count or 0,
     error_message = cjson.null, last_response = state.last_output or cjson.null }
   local event = { type = 'agent.status', session_id = run_id, payload = payload,
     execution_id = execution,
     parent_agent_id = state.parent_agent_id }
-  emit('[' .. cjson.encode(event) .. ']', 1, h[2])
+  emit('[' .. cjson.encode(event) .. ']', 1, h.feed)
 end
 
 local LONGEST_LIFE = 3153600000
@@ -265,8 +265,9 @@ end
 
 -- A request to a run that waits for runs of its own is to reach these: a worker passes it on (see settled.lua).
 local function reach(word, now)
-  local h = redis.call('HMGET', run_key, 'waiting', 'step')
-  if not h[1] or string.match(h[1], '^(%d+) ') ~= h[2] or not string.find(h[1], ':@run:', 1, true) then return end
+  local h = fields_of(run_key, 'waiting', 'step')
+  local waits = h.waiting and string.match(h.waiting, '^(%d+) ') == h.step
+  if not waits or not string.find(h.waiting, ':@run:', 1, true) then return end
   redis.call('HSET', run_key, 'reach', word, 'dispatches', '0')
   redis.call('ZADD', due_key, digits(now), run_id)
   return true
@@ -353,11 +354,11 @@ end
 -- 'uncalled' where it is known to have made no call.
 local function vanish(batch, owner, step, elapsed)
   redis.call('HINCRBY', run_key, 'crashes', 1)
-  local known = redis.call('HMGET', run_key, 'losses', 'trial', 'uncalled')
-  redis.call('HSET', run_key, 'losses', with_loss(known[1], step, owner, lost_at(owner, known[2])))
+  local known = fields_of(run_key, 'losses', 'trial', 'uncalled')
+  redis.call('HSET', run_key, 'losses', with_loss(known.losses, step, owner, lost_at(owner, known.trial)))
   note_lost(batch, owner, '{"kind":"crash","step":' .. (number(step) + 1) .. ',"seconds":'
-    .. (number(elapsed) / 1000) .. ',"ambiguous":' .. tostring(may_have_called(owner, known[3])) .. '}')
-  return note_unpaid(step, owner, known[3]) and 'uncalled' or 'called'
+    .. (number(elapsed) / 1000) .. ',"ambiguous":' .. tostring(may_have_called(owner, known.uncalled)) .. '}')
+  return note_unpaid(step, owner, known.uncalled) and 'uncalled' or 'called'
 end
 
 -- Whether the message of a run's open step still lies in the queue, as far as can be told: nobody has taken the step,
@@ -502,12 +503,13 @@ local function turn_to(id)
 end
 
 -- Resumes a paused run, and returns whether no message is to be sent: one lies in the queue (see halt), or the run waits
--- for tool calls, which are dispatched again by the rescuer. The time in between does not count as time of the execution. `h`: fields of the header.
+-- for tool calls, which are dispatched again by the rescuer. The time in between does not count as time of the execution.
+-- `h`: fields of the header.
 local function go_again(h, grace, now)
-  local to = h.began and 'in_progress' or 'queued'
-  if h.began then
+  local to = h.execution_started and 'in_progress' or 'queued'
+  if h.execution_started then
     local since = redis.call('HGET', run_key, 'parked') or h.updated
-    redis.call('HSET', run_key, 'execution_started', digits(number(h.began) + now - number(since)))
+    redis.call('HSET', run_key, 'execution_started', digits(number(h.execution_started) + now - number(since)))
     redis.call('HDEL', run_key, 'parked')
   end
   local waits = h.waiting and string.match(h.waiting, '^(%d+) ') == h.step and number(h.not_before) > 0

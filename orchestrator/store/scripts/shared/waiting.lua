@@ -41,11 +41,11 @@ local function arm(calls, patience)
 end
 
 -- The same for a run that waits for the call `index`; others have their own time in the index.
--- `h` is status, step, token, waiting, -, not_before.
+-- `h` has status, step, token, waiting, not_before.
 local function rearm(h, index)
-  local calls = waits_of(h[4], h[2])
-  local patience = number(h[6])
-  if h[1] == 'in_progress' and h[3] == '' and patience > 0 and has_call(calls, index) then
+  local calls = waits_of(h.waiting, h.step)
+  local patience = number(h.not_before)
+  if h.status == 'in_progress' and h.token == '' and patience > 0 and has_call(calls, index) then
     arm(calls, patience)
   end
 end
@@ -65,21 +65,21 @@ local function await(index, place, key, now, till, soon)
   end
 end
 
--- The waiting call `index` has its answer: the last one makes the run due, and pushes its step. `h` is status, step,
--- token, waiting, batch, not_before. Returns {'delivered', calls left, status}.
+-- The waiting call `index` has its answer: the last one makes the run due, and pushes its step. `h` has status, step,
+-- waiting, not_before. Returns {'delivered', calls left, status}.
 local function arrived(h, index, grace, message)
   local left = {}
-  for _, call in ipairs(waits_of(h[4], h[2])) do
+  for _, call in ipairs(waits_of(h.waiting, h.step)) do
     if call[1] ~= index then left[#left + 1] = call end
   end
-  redis.call('HSET', run_key, 'waiting', waiting_text(h[2], left))
+  redis.call('HSET', run_key, 'waiting', waiting_text(h.step, left))
   if #left == 0 then redis.call('HSET', run_key, 'not_before', 0, 'dispatches', 0) end
-  if h[1] == 'paused' then return { 'delivered', #left, h[1] } end
+  if h.status == 'paused' then return { 'delivered', #left, h.status } end
   if #left > 0 then
-    arm(left, number(h[6]))
-    return { 'delivered', #left, h[1] }
+    arm(left, number(h.not_before))
+    return { 'delivered', #left, h.status }
   end
   redis.call('ZADD', due_key, now_ms() + number(grace), run_id)
   push(message)
-  return { 'delivered', 0, h[1] }
+  return { 'delivered', 0, h.status }
 end

@@ -6,11 +6,11 @@
 -- Invariants: an owner's loss is counted once; its token neither claims the step again, nor is a commit of it taken for
 -- one that was applied.
 local index, how = ARGV[4], ARGV[5]
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'losses',
+local h = fields_of(run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'losses',
   'elapsed', 'worker', 'uncalled')
-if not h[1] or TERMINAL[h[1]] or h[2] ~= ARGV[2] then return 0 end
+if not h.status or TERMINAL[h.status] or h.step ~= ARGV[2] then return 0 end
 local key, field, crashes = run_key, 'losses', 'crashes'
-local owner, known, elapsed, worker = h[3], h[7], h[8], h[9]
+local owner, known, elapsed, worker = h.token, h.losses, h.elapsed, h.worker
 if index ~= '' then
   key, field, crashes = journal_key, 'x:' .. index, 'c:' .. index
   local j = redis.call('HMGET', journal_key, 'o:' .. index, field, 'e:' .. index, 'w:' .. index, 'r:' .. index)
@@ -21,14 +21,14 @@ local token = ARGV[3]
 if token == '' and worker == ARGV[7] then token = owner or '' end
 if token == '' then return 0 end
 if owner ~= token then
-  if lost_how(known, h[2], token) then redis.call('HSET', key, field, with_loss(known, h[2], token, how)) end
+  if lost_how(known, h.step, token) then redis.call('HSET', key, field, with_loss(known, h.step, token, how)) end
   return 0
 end
 redis.call('HINCRBY', key, crashes, 1)
-redis.call('HSET', key, field, with_loss(known, h[2], token, how))
-local called = index == '' and may_have_called(token, h[10])
-if index == '' then note_unpaid(h[2], token, h[10]) end
-note_lost(h[5], token, '{"kind":"crash","step":' .. (number(h[2]) + 1) .. ',"seconds":'
+redis.call('HSET', key, field, with_loss(known, h.step, token, how))
+local called = index == '' and may_have_called(token, h.uncalled)
+if index == '' then note_unpaid(h.step, token, h.uncalled) end
+note_lost(h.batch, token, '{"kind":"crash","step":' .. (number(h.step) + 1) .. ',"seconds":'
   .. (number(elapsed) / 1000) .. ',"ambiguous":' .. tostring(called) .. '}')
 local now = now_ms()
 if index ~= '' then

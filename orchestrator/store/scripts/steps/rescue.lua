@@ -33,13 +33,13 @@ local function cancelled_ones()
   redis.call('SET', place_key, #found < tonumber(ARGV[1]) and 0 or place + #found, 'PX', 600000)
   for _, run_id in ipairs(found) do
     local run_key = shard .. 'run:' .. run_id
-    local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'token', 'want', 'returns', 'reach')
-    local is_open = h[1] == 'queued' or h[1] == 'in_progress'
-    local to = is_open and h[5] == 'cancel' and out or not is_open and owes(h[1], h[6], h[7]) and owing
+    local h = fields_of(run_key, 'status', 'step', 'agent', 'token', 'want', 'returns', 'reach')
+    local is_open = h.status == 'queued' or h.status == 'in_progress'
+    local to = is_open and h.want == 'cancel' and out or not is_open and owes(h.status, h.returns, h.reach) and owing
     if to then
       local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
       redis.call('ZADD', due_key, now + tonumber(ARGV[2]) * 2 ^ (n - 1), run_id)
-      for _, part in ipairs({ run_id, h[2], h[3] }) do to[#to + 1] = part end
+      for _, part in ipairs({ run_id, h.step, h.agent }) do to[#to + 1] = part end
     end
   end
   return out
@@ -77,15 +77,15 @@ local MOST_CALLS_LOOKED_AT, looked_at = 250, 0
 -- Arms a run that waits for tool calls, and returns those of its calls that have no owner.
 local function look_at_calls(run_id, run_key, h)
   local journal_key = run_key .. ':journal'
-  local at = tonumber(h[4])
+  local at = tonumber(h.not_before)
   local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
-  for index, rest in string.gmatch(h[6], ' (%d+):(%S+)') do
+  for index, rest in string.gmatch(h.waiting, ' (%d+):(%S+)') do
     looked_at = looked_at + 1
     local till = tonumber(redis.call('HGET', journal_key, 'n:' .. index)) or 0
     if till <= now then
       till = now + tonumber(ARGV[2]) * 2 ^ (n - 1)
       redis.call('HSET', journal_key, 'n:' .. index, till)
-      for _, part in ipairs({ run_id, h[2], h[3], index, rest }) do calls[#calls + 1] = part end
+      for _, part in ipairs({ run_id, h.step, h.agent, index, rest }) do calls[#calls + 1] = part end
     end
     at = math.min(at, till)
   end
@@ -107,27 +107,27 @@ for _, run_id in ipairs(overdue) do
     break
   end
   local run_key = shard .. 'run:' .. run_id
-  local h = redis.call('HMGET', run_key, 'status', 'step', 'agent', 'not_before', 'token', 'waiting', 'batch', 'heard',
+  local h = fields_of(run_key, 'status', 'step', 'agent', 'not_before', 'token', 'waiting', 'batch', 'heard',
     'returns', 'reach')
-  local waits = h[6] and string.match(h[6], '^(%d+) ') == h[2] and h[5] == ''
-  if (h[1] == 'queued' or h[1] == 'in_progress') and is_kept(h[7], h[8]) then
+  local waits = h.waiting and string.match(h.waiting, '^(%d+) ') == h.step and h.token == ''
+  if (h.status == 'queued' or h.status == 'in_progress') and is_kept(h.batch, h.heard) then
     redis.call('ZADD', due_key, now + tonumber(ARGV[2]), run_id)
-  elseif waits and h[1] == 'in_progress' and (tonumber(h[4]) or 0) > now then
+  elseif waits and h.status == 'in_progress' and (tonumber(h.not_before) or 0) > now then
     look_at_calls(run_id, run_key, h)
-  elseif h[1] == 'queued' or h[1] == 'in_progress' then
+  elseif h.status == 'queued' or h.status == 'in_progress' then
     local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), most)
     local wait = tonumber(ARGV[2]) * 2 ^ (n - 1)
-    local waited = (tonumber(h[4]) or 0) > 0
-    local leave = ARGV[3] == '1' and h[1] == 'queued' and not (waited and n == 1)
+    local waited = (tonumber(h.not_before) or 0) > 0
+    local leave = ARGV[3] == '1' and h.status == 'queued' and not (waited and n == 1)
     redis.call('ZADD', due_key, now + (leave and PUT_OFF + wait * 16 or wait), run_id)
     if not leave or again[run_id] then
       local to = leave and behind or out
-      for _, part in ipairs({ run_id, h[2], h[3] }) do to[#to + 1] = part end
+      for _, part in ipairs({ run_id, h.step, h.agent }) do to[#to + 1] = part end
     end
-  elseif owes(h[1], h[9], h[10]) then
+  elseif owes(h.status, h.returns, h.reach) then
     local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), 8)
     redis.call('ZADD', due_key, now + tonumber(ARGV[2]) * 2 ^ (n - 1), run_id)
-    for _, part in ipairs({ run_id, h[2], h[3] }) do owing[#owing + 1] = part end
+    for _, part in ipairs({ run_id, h.step, h.agent }) do owing[#owing + 1] = part end
   else
     redis.call('ZREM', due_key, run_id)
   end

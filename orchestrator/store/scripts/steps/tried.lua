@@ -2,10 +2,10 @@
 -- the index of the call or '', ARGV[5] how many share the process. Returns 1, or 0 where the token owns
 -- neither any more. When that owner is lost, the note shows its work.
 local index = ARGV[4]
-local h = redis.call('HMGET', run_key, 'token', 'step')
-local owner = h[1]
+local h = fields_of(run_key, 'token', 'step')
+local owner = h.token
 if index ~= '' then owner = redis.call('HGET', journal_key, 'o:' .. index) end
-if owner ~= ARGV[3] or h[2] ~= ARGV[2] then return 0 end
+if owner ~= ARGV[3] or h.step ~= ARGV[2] then return 0 end
 local noted = ARGV[3] .. ' ' .. ARGV[5]
 if index == '' then
   redis.call('HSET', run_key, 'trial', noted)

@@ -4,20 +4,20 @@
 -- {'delivered', calls left, status}, {'before', answer}: it has one already, which stays, or {'lost', status}: the run
 -- has ended or gone on, or waits for something else; then nothing is written.
 -- Invariants: an answer is written once, and only to the call that waits for it.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'feed')
+local h = fields_of(run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'feed')
 local index = ARGV[3]
 local a = named(5)
-if not h[1] then return { 'lost', 'unknown' } end
+if not h.status then return { 'lost', 'unknown' } end
 local j = redis.call('HMGET', journal_key, 'k:' .. index, 'a:' .. index)
-local mine = h[2] == ARGV[2] and j[1] == ARGV[4]
+local mine = h.step == ARGV[2] and j[1] == ARGV[4]
 if mine and j[2] then return { 'before', j[2] } end
-if TERMINAL[h[1]] or not mine or not has_call(waits_of(h[4], h[2]), index) then return { 'lost', h[1] } end
+if TERMINAL[h.status] or not mine or not has_call(waits_of(h.waiting, h.step), index) then return { 'lost', h.status } end
 -- A worker took the step when the run's patience had ended: it goes on without this answer.
-if h[3] ~= '' or number(h[6]) == 0 then return { 'lost', h[1] } end
+if h.token ~= '' or number(h.not_before) == 0 then return { 'lost', h.status } end
 -- Nobody decides behind the time limit, whether a worker has noticed it or not. While the run is paused, no time passes.
-if a.by_person == '1' and h[1] ~= 'paused' then
-  local till = math.min(number(redis.call('HGET', journal_key, 't:' .. index)), number(h[6]))
-  if now_ms() >= till then return { 'lost', h[1] } end
+if a.by_person == '1' and h.status ~= 'paused' then
+  local till = math.min(number(redis.call('HGET', journal_key, 't:' .. index)), number(h.not_before))
+  if now_ms() >= till then return { 'lost', h.status } end
 end
 redis.call('HSET', journal_key, 'a:' .. index, a.answer)
 redis.call('ZREM', shard .. 'asks', ask_of(ARGV[2], index))
@@ -26,5 +26,5 @@ redis.call('ZREM', shard .. 'asks', ask_of(ARGV[2], index))
 for _, name in ipairs({ 'n:', 't:', 'o:', 'l:', 's:', 'c:', 'x:', 'y:', 'e:', 'w:' }) do
   redis.call('HDEL', journal_key, name .. index)
 end
-emit(a.events, a.event_count, h[7])
+emit(a.events, a.event_count, h.feed)
 return arrived(h, index, a.grace, a.message)

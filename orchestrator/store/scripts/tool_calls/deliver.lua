@@ -4,27 +4,27 @@
 -- reply was lost, or {'lost', status}: the run has ended or gone on, or another worker owns the
 -- call; then nothing is written but the ledger. The last result makes the run due, and pushes its
 -- step, in here.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before')
-local status, index = h[1], ARGV[3]
+local h = fields_of(run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before')
+local status, index = h.status, ARGV[3]
 local a = named(5)
 if not status then return { 'lost', 'unknown' } end
 local by = 'by:' .. ARGV[4]
 local delivered = redis.call('HGET', log_key, by)
 if delivered and delivered ~= '-1' then return { 'mine' } end
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'r:' .. index)
-local calls = waits_of(h[4], h[2])
+local calls = waits_of(h.waiting, h.step)
 -- A worker took the step when the run's patience had ended: it answers this call by itself.
-local answered = h[3] ~= '' and has_call(calls, index)
-if TERMINAL[status] or h[2] ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] or answered then
-  take_back(journal_key, 'x:' .. index, 'c:' .. index, h[2], ARGV[4])
-  note_late(h[5], ARGV[4], a.lost)
+local answered = h.token ~= '' and has_call(calls, index)
+if TERMINAL[status] or h.step ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] or answered then
+  take_back(journal_key, 'x:' .. index, 'c:' .. index, h.step, ARGV[4])
+  note_late(h.batch, ARGV[4], a.lost)
   return { 'lost', status }
 end
 redis.call('HSET', journal_key, 'r:' .. index, a.record)
 redis.call('HINCRBY', journal_key, 'spent', digits(number(a.spent)))
 redis.call('HSET', log_key, by, ARGV[2])
 -- A run that was retried, or has lost its patience, does not wait now: its step finds the result.
-if h[3] ~= '' or number(h[6]) == 0 or not has_call(calls, index) then
+if h.token ~= '' or number(h.not_before) == 0 or not has_call(calls, index) then
   local others = 0
   for _, call in ipairs(calls) do others = others + (call[1] == index and 0 or 1) end
   return { 'delivered', others, status }

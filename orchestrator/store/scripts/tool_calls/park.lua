@@ -7,22 +7,22 @@
 -- must name its key. ms is its time limit, or ''; the rescuer looks at other calls after the grace time.
 -- Returns what a commit returns. The calls' tasks are pushed here; nothing is written to the log.
 -- Invariants: nobody claims the step before the last result or the end of the run's patience.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
+local h = fields_of(run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
   'outage')
-local status, step, want, batch = h[1], number(h[2]), h[5], h[6]
+local status, step, want, batch = h.status, number(h.step), h.want, h.batch
 local n = number(ARGV[4])
 local a = named(5 + 5 * n)
 if not status then return { 'lost', 'unknown' } end
 local by = 'by:' .. ARGV[3]
-if h[4] == ARGV[3] then return { 'mine', status, step } end
-if h[3] ~= ARGV[3] or h[2] ~= ARGV[2] then
+if h.last_token == ARGV[3] then return { 'mine', status, step } end
+if h.token ~= ARGV[3] or h.step ~= ARGV[2] then
   if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end
-  take_back(run_key, 'losses', 'crashes', h[2], ARGV[3])
+  take_back(run_key, 'losses', 'crashes', h.step, ARGV[3])
   if a.dropped ~= '' then note_late(batch, ARGV[3], a.dropped) end
   note_failed(note_late, batch, ARGV[3], a.failed)
   return { 'lost', status }
 end
-local word, heard = flag_of(batch, h[8])
+local word, heard = flag_of(batch, h.heard)
 want = wanted(want, word)
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
 -- The store may have lost it since; then the step is repeated when its lease has expired.
@@ -55,8 +55,8 @@ redis.call('HSET', journal_key, 'paid', a.paid)
 redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0, 'updated', now,
   'waiting', waiting_text(step, calls), 'not_before', #calls > 0 and patience or 0)
 -- The service has answered: the end of its circuit must not wake a step that waits for tools.
-if h[9] then redis.call('HDEL', run_key, 'outage', 'parked') end
-emit(a.events, a.event_count, h[7])
+if h.outage then redis.call('HDEL', run_key, 'outage', 'parked') end
+emit(a.events, a.event_count, h.feed)
 if want == 'pause' then
   if heard then redis.call('HSET', run_key, 'heard', heard) end
   halt(status, batch, now)

@@ -4,8 +4,8 @@
 -- {why not, ...}: unknown | ended | paused | stale | ahead | leased, ms left
 -- Invariants: a call has one owner at most, and only until its lease runs out; none starts without
 -- a journaled response.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'heard')
-local status, step, index = h[1], number(h[2]), ARGV[3]
+local h = fields_of(run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'heard')
+local status, step, index = h.status, number(h.step), ARGV[3]
 if not status then return { 'unknown' } end
 if TERMINAL[status] then return { 'ended', status } end
 if status == 'paused' then return { 'paused' } end
@@ -14,18 +14,18 @@ if wanted_step < step then return { 'stale', step } end
 if wanted_step > step then return { 'ahead', step } end
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'l:' .. index, 'e:' .. index, 'r:' .. index,
   'response', 'x:' .. index, 'y:' .. index)
-local calls = waits_of(h[4], h[2])
+local calls = waits_of(h.waiting, h.step)
 -- The step may have been claimed again, to answer the call without its result.
-if h[3] ~= '' or number(h[6]) == 0 or j[4] or not j[5] or not has_call(calls, index) then return { 'stale', step } end
+if h.token ~= '' or number(h.not_before) == 0 or j[4] or not j[5] or not has_call(calls, index) then return { 'stale', step } end
 local now, found = now_ms(), ''
 if j[1] ~= ARGV[4] then
-  local word = flag_of(h[5], h[7])
+  local word = flag_of(h.batch, h.heard)
   if word == 'cancel' or word == 'pause' then return { 'paused' } end
   if redis.call('HEXISTS', flags_key, 'fleet') == 1 then
     -- Its message is gone: it is dispatched again as soon as the fleet goes on.
     if not j[1] or j[1] == '' then
       redis.call('HSET', journal_key, 'n:' .. index, digits(now))
-      arm(calls, number(h[6]))
+      arm(calls, number(h.not_before))
     end
     return { 'paused' }
   end
@@ -37,7 +37,7 @@ if j[1] ~= ARGV[4] then
     local how = token == j[1] and 'p' .. group or 't'
     redis.call('HSET', journal_key, 'x:' .. index, with_loss(j[6], step, j[1], how))
     found = '1'
-    note_lost(h[5], j[1], '{"kind":"crash","step":' .. (step + 1) .. ',"seconds":' .. (number(j[3]) / 1000)
+    note_lost(h.batch, j[1], '{"kind":"crash","step":' .. (step + 1) .. ',"seconds":' .. (number(j[3]) / 1000)
       .. ',"ambiguous":false}')
   end
   local till = now + number(ARGV[5])
@@ -45,7 +45,7 @@ if j[1] ~= ARGV[4] then
     'w:' .. index, ARGV[6] or '')
   redis.call('HINCRBY', journal_key, 's:' .. index, 1)
   redis.call('HSET', run_key, 'dispatches', 0)
-  arm(calls, number(h[6]))
+  arm(calls, number(h.not_before))
 end
 return { 'taken', now, redis.call('HGETALL', run_key), j[5], redis.call('HGET', journal_key, 's:' .. index),
   number(redis.call('HGET', journal_key, 'c:' .. index)), redis.call('HGET', journal_key, 'x:' .. index) or '',

@@ -1,7 +1,7 @@
 -- Takes a call out of the index of those that wait for people, unless it waits still. ARGV[2] step, ARGV[3] index.
-local h = redis.call('HMGET', run_key, 'status', 'step', 'waiting')
-if h[1] and not TERMINAL[h[1]] and h[2] == ARGV[2] then
-  for _, call in ipairs(waits_of(h[3], h[2])) do
+local h = fields_of(run_key, 'status', 'step', 'waiting')
+if h.status and not TERMINAL[h.status] and h.step == ARGV[2] then
+  for _, call in ipairs(waits_of(h.waiting, h.step)) do
     if call[1] == ARGV[3] and ASKS[string.match(call[2], '^[^:]+')] then return 0 end
   end
 end

@@ -17,9 +17,8 @@ from stepfleet.orchestrator import (
     ToolCall,
     tool,
 )
-from stepfleet.orchestrator.agents.agent import criteria_of, reasoner_of
+from stepfleet.orchestrator.agents.agent import contract_of, criteria_of, reasoner_of
 from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
-from stepfleet.orchestrator.agents.assembly import contract_of
 from stepfleet.orchestrator.records.outcome import Answer
 
 

@@ -19,7 +19,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.agents.answers import ErrorSink, MessagesSink, Outcome, RecordsSink
 from stepfleet.orchestrator.agents.answers.definitions import final_answer, structured_response
-from stepfleet.orchestrator.records.conversation.tool_text import result_text
+from stepfleet.orchestrator.records.conversation.messages import result_text
 from stepfleet.orchestrator.records.outcome import Answer
 from stepfleet.orchestrator.tools.schemas.handles import schema_of
 

@@ -2,8 +2,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator.agents.planning import Plan, PlanStep, PlanStepState
-from stepfleet.orchestrator.agents.planning.plan import LONGEST_STEP, MOST_STEPS
+from stepfleet.orchestrator.agents.planning import (
+    LONGEST_STEP,
+    MOST_STEPS,
+    Plan,
+    PlanStep,
+    PlanStepState,
+)
 
 TEXT = """\
 Here is my plan:

@@ -18,11 +18,11 @@ from stepfleet.orchestrator.agents.agent import reasoner_of
 from stepfleet.orchestrator.agents.strategies import (
     OutputMode,
     StrategyReasoner,
-    lookup,
+    built_in,
     make_strategy,
 )
 
-REFERENCE = "stepfleet.orchestrator.agents.strategies.react:ReAct"
+REFERENCE = "stepfleet.orchestrator.agents.strategies.built_in:ReAct"
 
 
 @pytest.mark.parametrize(
@@ -56,10 +56,10 @@ def test_an_object_is_remembered_by_its_class() -> None:
 
 def test_packages_register_strategies_by_entry_points(monkeypatch: pytest.MonkeyPatch) -> None:
     """STRAT-06"""
-    point = EntryPoint("mine", REFERENCE, lookup.ENTRY_POINTS)
+    point = EntryPoint("mine", REFERENCE, built_in.ENTRY_POINTS)
 
     def entry_points(group: str, name: str) -> list[EntryPoint]:
-        return [point] if (group, name) == (lookup.ENTRY_POINTS, "mine") else []
+        return [point] if (group, name) == (built_in.ENTRY_POINTS, "mine") else []
 
     monkeypatch.setattr("importlib.metadata.entry_points", entry_points)
     made = make_strategy("mine", {"verbose": True})

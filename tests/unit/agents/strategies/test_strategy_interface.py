@@ -16,7 +16,7 @@ from stepfleet.orchestrator import (
     ToolCall,
     ToolCallRecord,
 )
-from stepfleet.orchestrator.agents.strategies.observations import result_blocks
+from stepfleet.orchestrator.agents.strategies.strategy import result_blocks
 
 CALL = ToolCall(id="c", name="look", arguments={"what": "a"})
 RECORD = ToolCallRecord(tool_name="look", call_id="c", timestamp=datetime(2026, 1, 1, tzinfo=UTC))

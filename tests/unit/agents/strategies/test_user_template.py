@@ -1,7 +1,7 @@
 import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError, Message, Role
-from stepfleet.orchestrator.agents.strategies.template import prompt_of, rendered, with_prompt
+from stepfleet.orchestrator.agents.strategies.strategy import prompt_of, rendered, with_prompt
 
 HISTORY = [{"thought": "a", "action": {"tool": "x"}, "observation": None}, "plain", 3]
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import AgentRunResult, ConfigurationError, Lifecycle
-from stepfleet.orchestrator.batches.files.tables.fields import cells, kinds, select
+from stepfleet.orchestrator.batches.files.tables import cells, kinds, select
 
 DATA = {"a": {"b": 1, "c.d": 2}, "e.f": 3, "list": [1]}
 

@@ -11,9 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from stepfleet.orchestrator import AgentRunResult, ConfigurationError, Lifecycle, StopReason
-from stepfleet.orchestrator.batches.files.tables import table as module
-from stepfleet.orchestrator.batches.files.tables.fields import select
-from stepfleet.orchestrator.batches.files.tables.table import ResultTable
+from stepfleet.orchestrator.batches.files import tables as module
+from stepfleet.orchestrator.batches.files.tables import ResultTable, select
 from stepfleet.orchestrator.records.run.results import run_status
 
 BEGAN = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)

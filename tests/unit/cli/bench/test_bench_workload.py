@@ -13,7 +13,7 @@ from stepfleet.orchestrator.cli.bench.workload import (
     planned,
 )
 from stepfleet.worker.testing import Reply, RequestRecord
-from stepfleet.worker.testing.workload import rules
+from stepfleet.worker.testing.scripted import rules
 
 
 def load(**changes: Any) -> Workload:

@@ -17,7 +17,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.cli.results.layout import Layout
 from stepfleet.orchestrator.cli.results.lines import to_line
 from stepfleet.orchestrator.continuation import ErrorPolicyCriterion, StepsLimit
-from stepfleet.orchestrator.records.run.causes import LastError
+from stepfleet.orchestrator.records.run.facts import LastError
 
 MOMENT = datetime(2026, 1, 2, 3, 4, 5, 678_000, tzinfo=UTC)
 RESULT = AgentRunResult(

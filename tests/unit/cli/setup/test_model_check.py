@@ -17,8 +17,8 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.cli.setup import model_check
 from stepfleet.orchestrator.cli.setup.model_check import check_calls, fix_of, probe_of
+from stepfleet.orchestrator.models.endpoint import ROUTES
 from stepfleet.orchestrator.models.failures import refusal
-from stepfleet.orchestrator.models.routes import ROUTES
 from stepfleet.orchestrator.models.services import SERVICES, Api, environment_of
 from stepfleet.worker.models import Models
 from stepfleet.worker.testing import Fault, ModelServer, Reply

@@ -13,8 +13,8 @@ from stepfleet.orchestrator import (
     ConfigurationError,
     agents_of_file,
 )
-from stepfleet.orchestrator.agents.overrides import stored_overrides
-from stepfleet.orchestrator.models.caching.statistics import statistics_of
+from stepfleet.orchestrator.agents.config import stored_overrides
+from stepfleet.orchestrator.models.caching import statistics_of
 
 FILE = """
 [agents.keen]

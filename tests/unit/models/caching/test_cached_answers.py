@@ -3,7 +3,7 @@
 import pytest
 
 from stepfleet.orchestrator import FinishReason, LLMResponse, ToolCall, UsageStats
-from stepfleet.orchestrator.models.caching.entries import answer_of, entry_of, is_keepable, marked
+from stepfleet.orchestrator.models.caching import answer_of, entry_of, is_keepable, marked
 from stepfleet.orchestrator.records.responses import OutputFormat
 from stepfleet.orchestrator.records.usage import CacheUse
 

@@ -21,7 +21,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.cli.views.fleet import statistics_picture
 from stepfleet.orchestrator.cli.views.trace import trace
 from stepfleet.orchestrator.events.domain_events import AgentStepCompleted, from_envelope
-from stepfleet.orchestrator.models.caching.statistics import statistics_of
+from stepfleet.orchestrator.models.caching import statistics_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Span
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, decide

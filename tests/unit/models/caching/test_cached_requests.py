@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import Message, ModelRequest, ModelSettings, Role, ToolCall, ToolSpec
-from stepfleet.orchestrator.models.caching.entries import canonical, key_of
+from stepfleet.orchestrator.models.caching import canonical, key_of
 from stepfleet.orchestrator.records.responses import OutputFormat
 
 WHERE = "https://models.example/v1/chat/completions"

@@ -14,7 +14,7 @@ from stepfleet.orchestrator import (
     agents_of_file,
     builder_of,
 )
-from stepfleet.orchestrator.agents.overrides import stored_overrides
+from stepfleet.orchestrator.agents.config import stored_overrides
 from stepfleet.orchestrator.client.copies import of_agent
 from stepfleet.orchestrator.models.pricing import Price, stated_cost
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepfleet.orchestrator import UsageStats
-from stepfleet.orchestrator.models.pricing import Price, known, load_prices
+from stepfleet.orchestrator.models.pricing import Price, load_prices, loading
 from stepfleet.orchestrator.models.pricing.loading import shipped_prices
 
 SOLD = [
@@ -35,11 +35,11 @@ def no_library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in [one for one in sys.modules if one.partition(".")[0] == "genai_prices"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "genai_prices", None)
-    for one in (known._snapshot, known._known, shipped_prices):
+    for one in (loading._snapshot, loading._known, shipped_prices):
         one.cache_clear()
     yield
     monkeypatch.undo()
-    for one in (known._snapshot, known._known, shipped_prices):
+    for one in (loading._snapshot, loading._known, shipped_prices):
         one.cache_clear()
 
 
@@ -86,7 +86,7 @@ def test_clients_have_the_shipped_table_alone(
 
 def test_long_prompts_and_tiers_of_the_library_are_kept() -> None:
     """LANE-01"""
-    found = known.known_price("gemini-2.5-pro", "google")
+    found = loading.known_price("gemini-2.5-pro", "google")
     assert found is not None
     seller, price = found
     assert seller == "google"
@@ -106,7 +106,7 @@ def test_the_shipped_table_has_what_the_library_has() -> None:
     assert len(names) > 40
     for provider, model in names:
         assert prices.knows(model, provider)
-        found = known.known_price(model, provider)
+        found = loading.known_price(model, provider)
         assert found is not None, model
         for usage in (million, little):
             for tier in ("", *found[1].tiers):

@@ -8,8 +8,7 @@ import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError, UsageStats
 from stepfleet.orchestrator.models.pricing import Price, Prices, load_prices, stated_cost
-from stepfleet.orchestrator.models.pricing.prices import LongPrompt, parse_prices
-from stepfleet.orchestrator.models.pricing.tiers import tier_of
+from stepfleet.orchestrator.models.pricing.prices import LongPrompt, parse_prices, tier_of
 
 MILLION = UsageStats(prompt_tokens=1_000_000, completion_tokens=1_000_000)
 FILE = {

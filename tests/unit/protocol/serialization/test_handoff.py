@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator import AgentState, UsageStats
-from stepfleet.orchestrator.protocol.serialization.slim_config import handoff
+from stepfleet.orchestrator.protocol.serialization import handoff
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.memory_window import Window
 from stepfleet.orchestrator.records.state import StateInfo

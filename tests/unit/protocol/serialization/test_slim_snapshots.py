@@ -28,7 +28,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.continuation import base_criteria
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.fold import after_step
-from stepfleet.orchestrator.protocol.serialization.slim import CanSerializeAgentState
+from stepfleet.orchestrator.protocol.serialization import CanSerializeAgentState
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.state import StateInfo
 from stepfleet.orchestrator.records.steps import StepType

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import ToolCall, tool
-from stepfleet.orchestrator.agents.planning.plan import is_planning_response
+from stepfleet.orchestrator.agents.planning import is_planning_response
 from stepfleet.orchestrator.errors import ToolArgumentsError
 from stepfleet.orchestrator.models.failures import redact
 from stepfleet.orchestrator.tools import drop_leaked_arguments, parse_tool_call
@@ -16,7 +16,7 @@ from stepfleet.orchestrator.tools.schemas.bounded_json import (
     load_bounded,
     plain_json,
 )
-from stepfleet.worker.models.lenient_json import read_json
+from stepfleet.worker.models.bodies import read_json
 
 MEGABYTE = 1024 * 1024
 

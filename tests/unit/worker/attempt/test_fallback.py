@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import Agent, LLMResponse, Message, ModelRequest
-from stepfleet.orchestrator.agents.overrides import merged_overrides, stored_overrides
+from stepfleet.orchestrator.agents.config import merged_overrides, stored_overrides
 from stepfleet.orchestrator.errors import (
     ConfigurationError,
     ContextWindowError,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
-from stepfleet.worker.engine.admission import Gate, Inadmissible, call_hint, step_hint
+from stepfleet.worker.engine.concurrency import Gate, Inadmissible, call_hint, step_hint
 
 KEYS = signing_keys("a key of the fleet no. 1")
 assert KEYS is not None

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from stepfleet.worker.engine.pool.outbox import DirectOutbox, HubOutbox
+from stepfleet.worker.engine.pool.asyncio_pool import DirectOutbox, HubOutbox
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """The pending acknowledgements of the batched transport outlive a connection."""
 
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry, read_entry
-from stepfleet.worker.engine.transport.pending_acks import LostFetch, PendingAcks, pending_acks_of
+from stepfleet.worker.engine.transport.ack_buffer import LostFetch, PendingAcks, pending_acks_of
 
 
 def test_acknowledgements_are_taken_and_put_back_in_order() -> None:

@@ -23,8 +23,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.models.pricing import Price
 from stepfleet.orchestrator.records.responses import OutputFormat
-from stepfleet.worker.models.anthropic.answer import StreamedMessage, parse_message, usage_of
-from stepfleet.worker.models.anthropic.request import request_body
+from stepfleet.worker.models.anthropic import StreamedMessage, parse_message, request_body, usage_of
 from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
 
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})

@@ -25,8 +25,12 @@ from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.models.endpoint import endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.records.responses import OutputFormat
-from stepfleet.worker.models.bedrock.answer import StreamedConverse, parse_converse, usage_of
-from stepfleet.worker.models.bedrock.converse import CONVERSE
+from stepfleet.worker.models.bedrock.converse import (
+    CONVERSE,
+    StreamedConverse,
+    parse_converse,
+    usage_of,
+)
 from stepfleet.worker.models.bedrock.request import request_body
 from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
 

@@ -17,9 +17,13 @@ from stepfleet.orchestrator import Message, ModelRequest, ModelSettings
 from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLimitError
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.worker.models import Models
-from stepfleet.worker.models.bedrock.answer import StreamedConverse, parse_converse
-from stepfleet.worker.models.bedrock.frames import MOST_BYTES, FrameCutter
-from stepfleet.worker.testing.bedrock.answers import FRAMES, frame
+from stepfleet.worker.models.bedrock.converse import (
+    MOST_BYTES,
+    FrameCutter,
+    StreamedConverse,
+    parse_converse,
+)
+from stepfleet.worker.testing.bedrock import FRAMES, frame
 from stepfleet.worker.testing.server import listen
 
 unhurried = settings(deadline=None, max_examples=60)

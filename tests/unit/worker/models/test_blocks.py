@@ -21,12 +21,12 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.conversation.tool_text import media_messages
-from stepfleet.worker.models.anthropic.request import request_body as anthropic_body
+from stepfleet.orchestrator.records.conversation.messages import media_messages
+from stepfleet.worker.models.anthropic import request_body as anthropic_body
 from stepfleet.worker.models.blocks import fitted
-from stepfleet.worker.models.google.request import request_body as google_body
+from stepfleet.worker.models.google import request_body as google_body
 from stepfleet.worker.models.openai.request import request_body as chat_body
-from stepfleet.worker.models.responses.request import request_body as responses_body
+from stepfleet.worker.models.responses import request_body as responses_body
 
 DOT = "iVBORw0KGgo="
 PICTURE = {"image": {"format": "png", "source": {"bytes": DOT}}}

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from stepfleet.orchestrator import Message, Role, ToolCall, supports
 from stepfleet.worker.attempt.sanitize import own_id
-from stepfleet.worker.models import call_ids
-from stepfleet.worker.models.call_ids import with_sent_ids
+from stepfleet.worker.models import blocks as call_ids
+from stepfleet.worker.models.blocks import with_sent_ids
 
 MODELS = (
     "openai:m", "azure:m", "openai-responses:m", "anthropic:m", "bedrock:m", "google:m",

@@ -7,7 +7,7 @@ import pytest
 
 from stepfleet.orchestrator import LLMResponse, Message, ModelRequest, ToolCall
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.worker.models.openai.answer import parse_completion
+from stepfleet.worker.models.openai.chat import parse_completion
 from stepfleet.worker.models.openai.request import Dialect, request_body
 from stepfleet.worker.models.openai.stream import StreamedCompletion
 

@@ -6,8 +6,8 @@ import pytest
 
 from stepfleet.orchestrator import UsageStats
 from stepfleet.orchestrator.models.pricing import Price
-from stepfleet.worker.models.openai.answer import usage_of
-from stepfleet.worker.models.responses.answer import usage_of as usage_of_responses
+from stepfleet.worker.models.openai.chat import usage_of
+from stepfleet.worker.models.responses import usage_of as usage_of_responses
 
 CLAUDE = Price(input=3, output=15, cached_input=0.3, cache_write=3.75)
 GROK = Price(input=3, output=15)

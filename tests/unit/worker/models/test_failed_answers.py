@@ -10,7 +10,7 @@ from support.servers.raw_model_server import Script, completion_body, raw, reply
 
 from stepfleet.orchestrator import FinishReason, LLMResponse, ModelErrorCode
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.worker.testing.bedrock.answers import FRAMES, frame
+from stepfleet.worker.testing.bedrock import FRAMES, frame
 
 C = ModelErrorCode
 CHAT, CLAUDE, GEMINI = "openai:m", "anthropic:m", "google:m"

@@ -20,8 +20,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.responses import OutputFormat
-from stepfleet.worker.models.google.answer import StreamedContent, parse_content, usage_of
-from stepfleet.worker.models.google.request import request_body
+from stepfleet.worker.models.google import StreamedContent, parse_content, request_body, usage_of
 from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
 
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})

@@ -20,13 +20,11 @@ from stepfleet.orchestrator import LLMResponse, Message, ModelRequest, ModelSett
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError
 from stepfleet.orchestrator.models.services import SERVICES, Api
 from stepfleet.worker.models import Models
-from stepfleet.worker.models.bodies import MOST_REASONING, parse_body
+from stepfleet.worker.models.bodies import MOST_REASONING, MOST_SIGNS, parse_body, read_json
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.event_lines import EventLines
 from stepfleet.worker.models.http_model import LARGE_ANSWER, HttpModel
-from stepfleet.worker.models.lenient_json import MOST_SIGNS, read_json
-from stepfleet.worker.models.openai.answer import parse_completion
-from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS
+from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS, parse_completion
 from stepfleet.worker.models.openai.stream import StreamedCompletion
 from stepfleet.worker.models.providers import FORMATS
 

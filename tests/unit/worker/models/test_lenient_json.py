@@ -12,12 +12,12 @@ from stepfleet.orchestrator import LLMResponse, Message, ModelRequest, ModelSett
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models import Models
-from stepfleet.worker.models.anthropic.answer import parse_message
-from stepfleet.worker.models.bedrock.answer import parse_converse
+from stepfleet.worker.models.anthropic import parse_message
+from stepfleet.worker.models.bedrock.converse import parse_converse
 from stepfleet.worker.models.bodies import parse_body, parse_event
-from stepfleet.worker.models.google.answer import parse_content
-from stepfleet.worker.models.openai.answer import parse_completion
-from stepfleet.worker.models.responses.answer import parse_response
+from stepfleet.worker.models.google import parse_content
+from stepfleet.worker.models.openai.chat import parse_completion
+from stepfleet.worker.models.responses import parse_response
 
 TEXT = "said so"
 BODIES: dict[str, tuple[Callable[[dict[str, Any], str], LLMResponse], dict[str, Any]]] = {

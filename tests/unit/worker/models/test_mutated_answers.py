@@ -19,7 +19,7 @@ from support.servers.raw_model_server import reply
 
 from stepfleet.orchestrator import LLMResponse, ModelErrorCode
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.worker.testing.bedrock.answers import frame
+from stepfleet.worker.testing.bedrock import frame
 
 BOM = b"\xef\xbb\xbf"
 JSON, SSE, FRAMES = "application/json", "text/event-stream", "application/vnd.amazon.eventstream"

@@ -11,13 +11,13 @@ from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.worker.attempt.emptiness import no_answer
-from stepfleet.worker.models.anthropic.messages import MESSAGES
+from stepfleet.worker.models.anthropic import MESSAGES
 from stepfleet.worker.models.bedrock.converse import CONVERSE
 from stepfleet.worker.models.event_lines import EventLines
-from stepfleet.worker.models.google.content import GENERATE_CONTENT
+from stepfleet.worker.models.google import GENERATE_CONTENT
 from stepfleet.worker.models.http_model import Format
 from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS
-from stepfleet.worker.models.responses.responses import RESPONSES
+from stepfleet.worker.models.responses import RESPONSES
 
 Event = dict[str, Any]
 DONE = "[DONE]"

@@ -9,7 +9,7 @@ from support.servers.raw_model_server import RawModelServer, raw
 from stepfleet.orchestrator import Message, ModelRequest, ModelSettings
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.providers import service_model
-from stepfleet.worker.testing.bedrock.answers import FRAMES, frame
+from stepfleet.worker.testing.bedrock import FRAMES, frame
 
 GRACE = 0.05
 

@@ -9,7 +9,7 @@ from stepfleet.orchestrator import FinishReason, LLMResponse, UsageStats
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.bodies import parse_body
-from stepfleet.worker.models.openai.answer import (
+from stepfleet.worker.models.openai.chat import (
     finish_reason,
     parse_completion,
     usage_of,

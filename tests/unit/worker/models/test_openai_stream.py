@@ -9,7 +9,7 @@ from support.servers.raw_model_server import completion_body
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
 from stepfleet.worker.models.event_lines import EventLines
-from stepfleet.worker.models.openai.answer import parse_completion
+from stepfleet.worker.models.openai.chat import parse_completion
 from stepfleet.worker.models.openai.stream import StreamedCompletion
 
 

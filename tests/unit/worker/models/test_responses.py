@@ -22,8 +22,12 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.responses import OutputFormat
 from stepfleet.worker.attempt.emptiness import no_answer
-from stepfleet.worker.models.responses.answer import StreamedResponse, parse_response, usage_of
-from stepfleet.worker.models.responses.request import request_body
+from stepfleet.worker.models.responses import (
+    StreamedResponse,
+    parse_response,
+    request_body,
+    usage_of,
+)
 from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
 
 CLOSED = {

@@ -8,13 +8,12 @@ import pytest
 from stepfleet.orchestrator import LLMResponse, Message, ModelRequest
 from stepfleet.orchestrator.models.endpoint import endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES
-from stepfleet.worker.models.anthropic.answer import parse_message
-from stepfleet.worker.models.anthropic.request import request_body as messages
-from stepfleet.worker.models.openai.answer import parse_completion
-from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS, chat_of
+from stepfleet.worker.models.anthropic import parse_message
+from stepfleet.worker.models.anthropic import request_body as messages
+from stepfleet.worker.models.openai.chat import CHAT_COMPLETIONS, chat_of, parse_completion
 from stepfleet.worker.models.openai.stream import StreamedCompletion
-from stepfleet.worker.models.responses.answer import parse_response
-from stepfleet.worker.models.responses.request import request_body as responses
+from stepfleet.worker.models.responses import parse_response
+from stepfleet.worker.models.responses import request_body as responses
 from stepfleet.worker.models.sent_back import MOST_KEPT
 
 SIGNED: dict[str, Any] = {"extra_content": {"google": {"thought_signature": "c2ln"}}}

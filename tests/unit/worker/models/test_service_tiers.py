@@ -7,12 +7,12 @@ import orjson
 import pytest
 
 from stepfleet.orchestrator import LLMResponse
-from stepfleet.worker.models.anthropic.answer import StreamedMessage, parse_message
-from stepfleet.worker.models.bedrock.answer import StreamedConverse, parse_converse
-from stepfleet.worker.models.google.answer import StreamedContent, parse_content
-from stepfleet.worker.models.openai.answer import parse_completion
+from stepfleet.worker.models.anthropic import StreamedMessage, parse_message
+from stepfleet.worker.models.bedrock.converse import StreamedConverse, parse_converse
+from stepfleet.worker.models.google import StreamedContent, parse_content
+from stepfleet.worker.models.openai.chat import parse_completion
 from stepfleet.worker.models.openai.stream import StreamedCompletion
-from stepfleet.worker.models.responses.answer import StreamedResponse, parse_response
+from stepfleet.worker.models.responses import StreamedResponse, parse_response
 
 Read = Callable[[Any], LLMResponse]
 

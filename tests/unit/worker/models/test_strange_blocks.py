@@ -13,14 +13,14 @@ from stepfleet.orchestrator.models.services import SERVICES, Api
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings
-from stepfleet.worker.models.anthropic.request import request_body as messages
+from stepfleet.worker.models.anthropic import request_body as messages
 from stepfleet.worker.models.bedrock.request import request_body as converse
 from stepfleet.worker.models.bodies import encode
-from stepfleet.worker.models.google.request import request_body as content
+from stepfleet.worker.models.google import request_body as content
 from stepfleet.worker.models.openai.chat import chat_of
 from stepfleet.worker.models.openai.request import request_body as chat
 from stepfleet.worker.models.providers import FORMATS
-from stepfleet.worker.models.responses.request import request_body as responses
+from stepfleet.worker.models.responses import request_body as responses
 
 Body = Callable[[ModelRequest], dict[str, Any]]
 BODIES = [partial(chat, official=True), responses, messages, content, converse]

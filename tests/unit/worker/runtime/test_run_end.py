@@ -4,7 +4,7 @@ from support.runs.agent_records import a_result, a_step
 
 from stepfleet.orchestrator import StopReason
 from stepfleet.orchestrator.records.errors import refused_answer
-from stepfleet.orchestrator.records.run.causes import last_error
+from stepfleet.orchestrator.records.run.facts import last_error
 from stepfleet.worker.runtime.waiting.links import run_end
 
 

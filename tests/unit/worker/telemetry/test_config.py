@@ -8,8 +8,8 @@ import pytest
 
 from stepfleet.orchestrator import ConfigurationError, Settings
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.worker.telemetry import config
-from stepfleet.worker.telemetry.config import TelemetryConfig, available, telemetry_config
+from stepfleet.worker.telemetry import instrumentation as config
+from stepfleet.worker.telemetry.instrumentation import TelemetryConfig, available, telemetry_config
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:4318"}
 

@@ -14,7 +14,7 @@ import pytest
 from support.deadlines import wait_until
 
 from stepfleet.worker.testing import ModelServer, RateLimit, Reply, RequestLog, Usage
-from stepfleet.worker.testing.scenario.limits import RateLimiter
+from stepfleet.worker.testing.rate_limits import RateLimiter
 
 SPENT = Usage(prompt_tokens=90, completion_tokens=10)
 BODIES: dict[str, dict[str, Any]] = {

@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from stepfleet.orchestrator import ErrorInfo, ErrorType, ToolCallRecord
 from stepfleet.orchestrator.errors import ToolExecutionError
-from stepfleet.orchestrator.records.conversation.tool_text import result_text
+from stepfleet.orchestrator.records.conversation.messages import result_text
 from stepfleet.worker.toolbox.results import json_data
 
 

@@ -1,1 +1,0 @@
-"""Ways of events out of the fleet: pub/sub channels, webhooks, functions. Knows no step."""

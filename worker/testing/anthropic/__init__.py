@@ -1,1 +1,0 @@
-"""Anthropic's Messages: requests as they arrive, answers as they are sent."""

@@ -1,1 +1,0 @@
-"""Google's Gemini: requests as they arrive, answers as they are sent. Pure."""

@@ -1,1 +1,0 @@
-"""Replies, faults and latencies as values, whichever protocol carries them. Pure."""
