@@ -9,11 +9,11 @@ import os
 from agents import shopper
 from rules import rules
 
-from stepfleet.orchestrator import AsyncFleet
+from stepfleet import AsyncFleet
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing.server import ModelServer
 
 TURNS = ("Add milk, bread and tea.", "Drop tea.", "Add coffee.")
 

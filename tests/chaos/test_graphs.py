@@ -33,14 +33,9 @@ from stepfleet.orchestrator.batches.scheduling import key_of
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch, run_id_of
 from stepfleet.orchestrator.store.keys import FOLLOW_UPS, SCHEDULE_TURNS, Keys
-from stepfleet.worker.testing import (
-    Fault,
-    FaultKind,
-    ModelServer,
-    Reply,
-    RequestRecord,
-    ToolCallReply,
-)
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, FaultKind, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 FILE = Path(__file__).parent / "agent_modules" / "graph_agents.py"
 AGENTS = load_agents(str(FILE))

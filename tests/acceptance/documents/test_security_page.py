@@ -19,7 +19,9 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.store import open_store
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")

@@ -20,7 +20,9 @@ from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
 from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, StepTaskMessages, client_app
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 FOLDER = Path(__file__).parents[1] / "agent_modules"

@@ -26,7 +26,9 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.client.blocking import Batch
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.records.run.summary import RunTree
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 FILE = Path(__file__).parents[1] / "agent_modules" / "linked_agents.py"
 AGENTS = load_agents(str(FILE))

@@ -15,7 +15,8 @@ from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.circuits import ServiceOutage
 from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.runtime.circuits import PROBES
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 RUNS = 12
 LONG = 60.0

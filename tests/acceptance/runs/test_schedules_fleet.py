@@ -16,7 +16,8 @@ from stepfleet.orchestrator.batches.scheduling import Scheduling, key_of
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch, run_id_of
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 LINES = [{"id": f"{n}", "input": f"line {n}"} for n in range(20)]

@@ -22,7 +22,9 @@ from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.dispatch import CallMessages, StepTaskMessages
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 Hold = Callable[..., tuple[threading.Event, threading.Event]]

@@ -13,7 +13,9 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 FILE = Path(__file__).parents[1] / "agent_modules" / "hostile_agents.py"
@@ -79,7 +81,7 @@ ARGUMENTS = {
     "NUL": ('{"value": "\\u0000"}', "holds a NUL character"),
     "lone surrogate": ('{"value": "\\ud800"}', "holds a lone surrogate"),
     "no JSON": ('{"value": ', "not valid JSON"),
-    "no number": ('{"value": NaN}', "no JSON number"),
+    "no number": ('{"value": NaN}', "not a JSON number"),
     "large": ('{"value": "' + "x" * 2_000_000 + '"}', "longer than the limit of 1048576 bytes"),
     "many values": ('{"value": [' + "[]," * 300_000 + "[]]}", "more than 30000 values"),
     "a list": ("[1]", "must be a JSON object"),

@@ -13,7 +13,9 @@ from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 
 @tool(approval=True)

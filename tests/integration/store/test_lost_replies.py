@@ -22,7 +22,7 @@ from stepfleet.orchestrator.store import keys, lua
 from stepfleet.orchestrator.store.admission import GRANTED, GrantRequest, settling
 from stepfleet.orchestrator.store.fleet.quarantine import entry, keep_aside
 from stepfleet.orchestrator.store.store import open_store
-from stepfleet.orchestrator.tools.builtin.people import ask_person
+from stepfleet.orchestrator.tools.builtin import ask_person
 from stepfleet.worker.runtime.admission.gate import Gate
 
 MODEL = "openai:m"

@@ -28,7 +28,9 @@ from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.isolation.isolation import Isolation
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 TESTS = Path(__file__).parents[2]
 AGENTS = TESTS / "acceptance" / "agent_modules" / "agents.py"

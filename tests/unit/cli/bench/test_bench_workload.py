@@ -12,7 +12,8 @@ from stepfleet.orchestrator.cli.bench.workload import (
     mean_step_seconds,
     planned,
 )
-from stepfleet.worker.testing import Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply
 from stepfleet.worker.testing.scripted import rules
 
 
