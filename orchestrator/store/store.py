@@ -207,6 +207,7 @@ async def open_store(
     unusable, the password is refused, or the settings ask for another number of shards. `worker`
     is the name of the worker process that opens it; `crash` is called where tests end that.
     """
+    in_script = settings.enqueues_in_script  # raises, before anything is open
     connection, client = _connection(settings)
     try:
         shards = await _first_contact(client, settings)
@@ -218,7 +219,7 @@ async def open_store(
         app or client_app(settings),
         connection,
         settings.queue,
-        in_script=settings.enqueues_in_script,
+        in_script=in_script,
         signing=settings.signing,
         prefix=settings.queue_prefix,
     )
