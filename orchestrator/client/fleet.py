@@ -49,7 +49,6 @@ from stepfleet.orchestrator.records.ledger import CostLine, Costs
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.own_app import app_settings
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
-from stepfleet.orchestrator.store.batches.requests import pause_fleet
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
 from stepfleet.orchestrator.store.fleet.servers import server_info, warnings
 from stepfleet.orchestrator.store.runs.submission import NewRun
@@ -161,13 +160,11 @@ class AsyncFleet:
 
     async def pause(self) -> None:
         """Pause the fleet: no step begins on any worker, and no tool of a step under way."""
-        store = await self._session.store()
-        await pause_fleet(store.connection, store.keys, paused=True)
+        await (await self._session.store()).requests.pause_fleet(paused=True)
 
     async def resume(self) -> None:
         """Take the fleet's pause back."""
-        store = await self._session.store()
-        await pause_fleet(store.connection, store.keys, paused=False)
+        await (await self._session.store()).requests.pause_fleet(paused=False)
 
     async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
         """Approve, deny or answer calls that wait for a person (see `fleet.approvals`).

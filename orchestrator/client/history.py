@@ -32,7 +32,7 @@ from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCa
 from stepfleet.orchestrator.protocol.serialization import SlimSerializationConfig
 from stepfleet.orchestrator.records.run.trace import ToolTraces, tool_traces_of
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.runs.control import COST_FROM, mark
+from stepfleet.orchestrator.store.runs.control import COST_FROM
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 Checkpoints = AsyncGenerator[AgentCheckpoint, None]
@@ -239,7 +239,7 @@ class AsyncFleetHistory:
         """
         store = await self._session.store()
         _, done = await store.runs.standing(run_id)
-        await mark(store.connection, store.keys, run_id, COST_FROM, done)
+        await store.control.mark(run_id, COST_FROM, done)
 
 
 def checked_id(run_id: object, field: str = "run_id") -> str:

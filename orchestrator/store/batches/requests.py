@@ -18,11 +18,9 @@ from stepfleet.orchestrator.errors import NotFoundError, StoreError
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.records.batch import BatchHold, Manifest
 from stepfleet.orchestrator.records.errors import ErrorInfo, cause_of
-from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import load, run_script
 from stepfleet.orchestrator.store.pace import SweepPace
 
@@ -117,6 +115,12 @@ class BatchRequests(Gateway):
             await self._connection.execute("ZADD", self._sweeps, 0, batch_id)
             await self.flag(BatchRequest(batch_id, 0, "pause", number))
         return 0
+
+    async def pause_fleet(self, *, paused: bool) -> None:
+        """Let no step or tool begin on any shard, or let them begin again."""
+        verb, *value = ("HSET", "1") if paused else ("HDEL",)
+        flags = map(self._keys.flags, range(self._keys.shards))
+        await self._connection.execute_all(*((verb, one, "fleet", *value) for one in flags))
 
     async def flag(self, request: BatchRequest) -> None:
         """Put a request in force on each shard; doing it again changes nothing."""
@@ -267,14 +271,6 @@ def _ended_otherwise(counters: Mapping[str, str]) -> int:
 def _parts(reply: list[str]) -> tuple[str, int, str, int]:
     word, number, fields, row = reply
     return word, int(number), fields, int(row)
-
-
-async def pause_fleet(connection: Connection, keys_: Keys, *, paused: bool) -> None:
-    """Let no step or tool begin on any shard, or let them begin again."""
-    command = ("HSET", "1") if paused else ("HDEL",)
-    await connection.execute_all(
-        *((command[0], keys_.flags(shard), "fleet", *command[1:]) for shard in range(keys_.shards))
-    )
 
 
 def cancel_fields(outcome: str, note: str, ending: dict[str, Any]) -> str:

@@ -20,7 +20,6 @@ from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.usage import nano_usd
-from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys as names
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import cancel_fields
@@ -34,9 +33,8 @@ from stepfleet.orchestrator.store.codec import (
     stored_loss,
 )
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.ledger import Payer, lines_of
-from stepfleet.orchestrator.store.lua import RunScripts, ScriptCall, detail_of
+from stepfleet.orchestrator.store.lua import ScriptCall, detail_of
 from stepfleet.orchestrator.store.pace import SweepPace
 from stepfleet.orchestrator.store.runs.reading import StoredRun, unknown_run
 from stepfleet.orchestrator.store.runs.steps import ending
@@ -121,6 +119,11 @@ class Control(Gateway):
         """Return the fields with which scripts end a run of a cancelled batch (JSON)."""
         end = ending(StopReason.USER_REQUESTED, None, self._settings.retention)
         return cancel_fields(cancelled_outcome(note).to_json(), note, end)
+
+    async def mark(self, run_id: str, name: str, value: str | int) -> None:
+        """Note `value` under `name`. Raises `NotFoundError` if there is no run of that id."""
+        if not await self._scripts.run("mark", run_id, name, value):
+            raise unknown_run(run_id)
 
     async def pause(
         self, run_id: str, request: str | None = None, paused_with: str = ""
@@ -232,14 +235,6 @@ class Control(Gateway):
 
 def _result(reply: Any) -> ControlResult:
     return ControlResult(ControlOutcome(reply[0]), detail_of(reply))
-
-
-async def mark(
-    connection: Connection, keys: Keys, run_id: str, name: str, value: str | int
-) -> None:
-    """Note `value` under `name`. Raises `NotFoundError` if there is no run of that id."""
-    if not await RunScripts(connection, keys).run("mark", run_id, name, value):
-        raise unknown_run(run_id)
 
 
 @dataclass(frozen=True, slots=True)

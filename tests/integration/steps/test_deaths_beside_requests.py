@@ -9,7 +9,6 @@ from support.runs.stored_runs import Bench, answered, called, plain_agent, with_
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.protocol.claim import StepHint
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.batches.requests import pause_fleet
 from stepfleet.worker.runtime.rescuer import Rescuer
 
 AGENT = plain_agent()
@@ -75,7 +74,7 @@ async def test_a_cancelled_run_of_a_dead_worker_ends_while_the_fleet_is_paused(
     run_id = await desk.create()
     await desk.claim(run_id)
     assert (await desk.control.cancel(await desk.stored(run_id), "enough")).outcome == "requested"
-    await pause_fleet(opened.connection, opened.keys, paused=True)
+    await opened.requests.pause_fleet(paused=True)
     leases_run_out(redis_url)
     due = {one: await desk.due(one) for one in others}
     await opened.connection.execute("DEL", opened.settings.queue)
@@ -105,7 +104,7 @@ async def test_a_cancelled_run_is_found_behind_many_that_wait_for_the_fleet(
     runs = [await desk.create() for _ in range(7)]
     await desk.claim(runs[-1])
     await desk.control.cancel(await desk.stored(runs[-1]), "enough")
-    await pause_fleet(opened.connection, opened.keys, paused=True)
+    await opened.requests.pause_fleet(paused=True)
     leases_run_out(redis_url)
     due = opened.keys.due(0)
     for place, run_id in enumerate(runs):

@@ -28,7 +28,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.errors import RateLimitError
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refused, StepHint
-from stepfleet.orchestrator.store.batches.requests import BatchRequest, pause_fleet
+from stepfleet.orchestrator.store.batches.requests import BatchRequest
 from stepfleet.worker.engine.bridge import TIME_IS_UP
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.step import StepReport, run_step
@@ -230,7 +230,6 @@ async def test_a_pause_is_read_before_each_tool(
     ran: list[str] = []
 
     async with opened(say("x")) as (desk, _, _):
-        connection, keys = desk.opened.connection, desk.opened.keys
         batches = with_settings(desk.opened, retention=60, grace=1).requests
 
         async def pause(run_id: str) -> None:
@@ -239,7 +238,7 @@ async def test_a_pause_is_read_before_each_tool(
             elif whole == "batch":
                 await batches.flag(BatchRequest("b1", 0, "pause", 1, ""))
             else:
-                await pause_fleet(connection, keys, paused=True)
+                await desk.opened.requests.pause_fleet(paused=True)
 
         async def asks(_: ModelRequest) -> LLMResponse:
             if parallel:
@@ -271,7 +270,7 @@ async def test_a_pause_is_read_before_each_tool(
         held = (await desk.refused(run_id)).why
         began = await desk.stored(run_id)
         if whole == "fleet":
-            await pause_fleet(connection, keys, paused=False)
+            await desk.opened.requests.pause_fleet(paused=False)
         else:
             await desk.control.resume(await desk.stored(run_id))
         before = list(ran)

@@ -12,7 +12,7 @@ from support.protocol.worker import KINDS
 
 from stepfleet.orchestrator import StoredRun
 from stepfleet.orchestrator.protocol.revision import Revision, revise
-from stepfleet.orchestrator.store.batches.requests import BatchRequest, pause_fleet
+from stepfleet.orchestrator.store.batches.requests import BatchRequest
 
 PICK = st.integers(0, 63)
 SIZE = st.integers(1, 9)
@@ -199,7 +199,7 @@ class ControlRules(Operations):
     def _pause_fleet(self, *, paused: bool) -> None:
         opened = self.rig.bench.opened
         with self.operation("fleet"):
-            self.rig.do(pause_fleet(opened.connection, opened.keys, paused=paused))
+            self.rig.do(opened.requests.pause_fleet(paused=paused))
             self.model.fleet_paused = paused
 
     @precondition(lambda self: self.asked)
