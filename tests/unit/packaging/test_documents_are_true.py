@@ -199,7 +199,7 @@ def test_every_arrow_between_states_is_explained_and_every_state_is_there() -> N
     (drawn,) = (one.text for _, one in blocks("mermaid") if one.text.startswith("stateDiagram"))
     arrows = re.findall(r"(\S+) --> (\w+): (.+)", drawn)
     assert {target for _, target, _ in arrows} == {state.value for state in Lifecycle}
-    told = {cells[0] for cells in table(page("guarantees.md"), "arrow", "when")}
+    told = {cells[0] for cells in table(page("internals/guarantees.md"), "arrow", "when")}
     unexplained = {
         label for _, target, label in arrows if not {label, target, *label.split(", ")} & told
     }
