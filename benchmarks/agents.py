@@ -5,7 +5,7 @@ import random
 import time
 from pathlib import Path
 
-from stepfleet.orchestrator import Agent, tool
+from stepfleet import Agent, tool
 
 PAGE_CHARACTERS = 8000
 _LETTERS = "etaoinshrdlucmfwypvbgk"

@@ -20,7 +20,7 @@ from plots import Line, Plot
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, parser, show, values
 
-from stepfleet.orchestrator import Agent, LLMResponse, Message, ModelRequest
+from stepfleet import Agent, LLMResponse, Message, ModelRequest
 from stepfleet.orchestrator.cli.bench.figures import percentile
 from stepfleet.orchestrator.models.pricing import current_prices
 from stepfleet.orchestrator.settings.settings import load_settings

@@ -27,7 +27,7 @@ from processes import redis_server
 from redis import Redis
 from reports import Column, Report, begin, finish, parser, progress, show
 
-from stepfleet.orchestrator import AsyncBatch, AsyncFleet
+from stepfleet import AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.settings.settings import QUEUE
 
 RUNS = 100_000

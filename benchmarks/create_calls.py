@@ -10,7 +10,7 @@ from typing import Any, cast
 import hiredis
 from agents import runner
 
-from stepfleet.orchestrator import Message
+from stepfleet import Message
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.batches.batches import batch_id_of, run_id_of

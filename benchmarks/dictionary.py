@@ -17,7 +17,7 @@ import zstandard
 from loads import Setup, environment, lines, servers
 from processes import until, workers
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, Fleet, MemoryPolicy, tool
+from stepfleet import Agent, ErrorPolicy, Fleet, MemoryPolicy, tool
 from stepfleet.orchestrator.store.records.compression import LEVEL, unpacked
 
 SIZE = 16_384

@@ -30,7 +30,7 @@ from page_loads import chromium, opened
 from processes import redis_server, until
 from reports import Column, Report, begin, finish, parser, show
 
-from stepfleet.orchestrator import Agent, AsyncFleet, Message
+from stepfleet import Agent, AsyncFleet, Message
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.runs.submission import NewRun
 

@@ -19,7 +19,7 @@ from agents import runner
 from loads import LONGEST, Running, Setup, fleet, lines
 from reports import Column, begin, finish, parser, show
 
-from stepfleet.orchestrator import Batch
+from stepfleet import Batch
 from stepfleet.orchestrator.cli.bench.readings import Cost
 
 KEY = ("what", "runs", "page", "workers", "latency")

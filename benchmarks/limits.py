@@ -52,7 +52,7 @@ from loads import Running, Setup, fleet, lines
 from processes import until
 from reports import Report, begin, finish, parser, show
 
-from stepfleet.orchestrator import Agent
+from stepfleet import Agent
 from stepfleet.orchestrator.store.keys import WORKERS
 
 SCENES = (*LIMITED, *CHANGED, "tenants", "cost", "waiting", "budget", "peers")

@@ -10,7 +10,7 @@ import redis
 from agents import runner
 from processes import HERE, Model, model, redis_server, until, workers
 
-from stepfleet.orchestrator import Fleet
+from stepfleet import Fleet
 from stepfleet.orchestrator.cli.bench.readings import SECTIONS, Cost, Reading
 
 WARM_RUNS, WARM_STEPS = 20, 2

@@ -23,7 +23,7 @@ from loads import LONGEST, Setup, fleet, lines
 from processes import until
 from reports import Column, Report, begin, finish, parser, show
 
-from stepfleet.orchestrator import Batch, Fleet
+from stepfleet import Batch, Fleet
 
 AGENTS = {"runner": runner, "reader": reader}
 KEY = ("agent", "steps")

@@ -21,15 +21,7 @@ from typing import Any
 
 from reports import Column, begin, finish, parser, show
 
-from stepfleet.orchestrator import (
-    AgentState,
-    LLMResponse,
-    LoggedStep,
-    MemoryPolicy,
-    Message,
-    ModelRequest,
-    StepResult,
-)
+from stepfleet import AgentState, LLMResponse, MemoryPolicy, Message, ModelRequest, StepResult
 from stepfleet.orchestrator.agents.reasoner import ModelTurn
 from stepfleet.orchestrator.agents.strategies import StrategyReasoner, make_strategy
 from stepfleet.orchestrator.client.rendering import Recorded, rendered
@@ -38,6 +30,7 @@ from stepfleet.orchestrator.memory.window import History, Part, advance, shown
 from stepfleet.orchestrator.records.memory_window import Window
 from stepfleet.orchestrator.records.run.report import described
 from stepfleet.orchestrator.records.state import LastStep, StateInfo
+from stepfleet.types import LoggedStep
 from stepfleet.worker.telemetry import JsonLines
 
 START = datetime(2026, 1, 1, tzinfo=UTC)

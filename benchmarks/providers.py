@@ -20,7 +20,7 @@ import orjson
 from processes import model
 from reports import Column, Report, begin, finish, parser, show
 
-from stepfleet.orchestrator import Message, ModelRequest, ModelSettings, ToolCall, ToolSpec
+from stepfleet import Message, ModelRequest, ModelSettings, ToolCall, ToolSpec
 from stepfleet.orchestrator.models.endpoint import ROUTES, endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES, environment_of
 from stepfleet.worker.models import Models

@@ -34,7 +34,7 @@ from loads import Setup, environment, lines, servers
 from processes import until
 from reports import Column, Report, begin, finish, parser, progress, show
 
-from stepfleet.orchestrator import Batch, Fleet
+from stepfleet import Batch, Fleet
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 
 KEY = ("scenario", "runs", "latency", "lease")

@@ -24,7 +24,7 @@ from processes import until
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, grouped, parser, progress, show, values
 
-from stepfleet.orchestrator import Batch, Fleet
+from stepfleet import Batch, Fleet
 from stepfleet.orchestrator.cli.bench.readings import Cost
 
 PARTS = ("history", "waiting", "workers")

@@ -31,7 +31,7 @@ from processes import HERE, ended, redis_server, until, worker_command
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, parser, show, values
 
-from stepfleet.orchestrator import Fleet
+from stepfleet import Fleet
 from stepfleet.orchestrator.store.lua import digest
 
 MOMENTS = ("ready", "first_claim", "first_done")

@@ -12,7 +12,7 @@ import time
 
 from agents import runner
 
-from stepfleet.orchestrator import Fleet
+from stepfleet import Fleet
 
 
 def main() -> None:

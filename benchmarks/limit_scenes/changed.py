@@ -12,7 +12,7 @@ from loads import Running, lines
 from processes import until
 
 from limit_scenes.service_log import BURST, MINUTE, Call, calls_of
-from stepfleet.orchestrator import Agent
+from stepfleet import Agent
 
 PHASES = ((30.0, 1.0), (60.0, 0.5), (100.0, 1.0))
 """Seconds, and the share of the allowance in them."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import job as jobs
 import redis
 
-from stepfleet.orchestrator import Fleet
+from stepfleet import Fleet
 
 AGENTS = Path(__file__).resolve().parent.parent / "agents.py"
 WARM_SECONDS = 60

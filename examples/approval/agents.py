@@ -3,7 +3,7 @@
 A run that waits has no slot and no message. Here nobody decides, so that the time limit does.
 """
 
-from stepfleet.orchestrator import Agent, ToolInvocation, tool
+from stepfleet import Agent, ToolInvocation, tool
 
 LARGE = 100.0
 

@@ -1,6 +1,6 @@
 """An agent that solves word problems with a calculator."""
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, calculator
+from stepfleet import Agent, ErrorPolicy, calculator
 
 solver = Agent(
     name="solver",

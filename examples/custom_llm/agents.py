@@ -4,7 +4,7 @@ Nothing is asked over the network here, so this example needs neither a key nor 
 call of your own model's client into `generate`.
 """
 
-from stepfleet.orchestrator import LLM, Agent, LLMResponse, ModelRequest, UsageStats
+from stepfleet import LLM, Agent, LLMResponse, ModelRequest, UsageStats
 
 
 class WordCounter(LLM):

@@ -4,7 +4,7 @@ While the tool is at work the run waits without a slot. Give that queue workers 
 machines that fit; `stepfleet run` serves it too.
 """
 
-from stepfleet.orchestrator import Agent, tool
+from stepfleet import Agent, tool
 
 
 @tool(queue="cpu", read_only=True, timeout=600)

@@ -1,6 +1,6 @@
 """Two agents for many reviews: one reads each of them, the other one puts results together."""
 
-from stepfleet.orchestrator import Agent
+from stepfleet import Agent
 
 reader = Agent(
     "reader",

@@ -8,7 +8,7 @@ import os
 from agents import editor, reader
 from rules import rules
 
-from stepfleet.orchestrator import Fleet
+from stepfleet import Fleet
 from stepfleet.worker.testing import ModelServer
 
 WORDS = ("a lovely lamp", "broke at once", "works as told", "too dark", "bright enough")

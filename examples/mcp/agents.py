@@ -3,7 +3,7 @@
 import sys
 from pathlib import Path
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, mcp_server
+from stepfleet import Agent, ErrorPolicy, mcp_server
 
 library = mcp_server(
     "library",

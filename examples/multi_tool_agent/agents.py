@@ -1,6 +1,6 @@
 """An agent with three tools, of which it calls two at once where neither needs the other."""
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, calculator, tool
+from stepfleet import Agent, ErrorPolicy, calculator, tool
 
 KILOMETRES = {("Oslo", "Bergen"): 463, ("Oslo", "Trondheim"): 495, ("Bergen", "Voss"): 107}
 KRONER_PER_KILOMETRE = {"train": 1.5, "bus": 1.0}

@@ -4,7 +4,7 @@ import asyncio
 import re
 from pathlib import Path
 
-from stepfleet.orchestrator import Agent, ErrorPolicy, tool
+from stepfleet import Agent, ErrorPolicy, tool
 
 DOCUMENTS = Path(__file__).resolve().parent / "documents"
 NO_STATISTICS = frozenset({"lighthouses", "pigeons", "tides"})

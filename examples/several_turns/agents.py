@@ -1,6 +1,6 @@
 """An agent to talk with: each further message is a turn on the same run, with all that was said."""
 
-from stepfleet.orchestrator import Agent
+from stepfleet import Agent
 
 shopper = Agent(
     "shopper",

@@ -9,7 +9,7 @@ import os
 from agents import shopper
 from rules import rules
 
-from stepfleet.orchestrator import AsyncFleet
+from stepfleet import AsyncFleet
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.worker.runtime.inline import InlineWorker

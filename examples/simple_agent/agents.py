@@ -1,6 +1,6 @@
 """The smallest agent: a name, a model and an instruction. Each of its runs is one step."""
 
-from stepfleet.orchestrator import Agent
+from stepfleet import Agent
 
 crier = Agent(
     "crier",

@@ -2,7 +2,7 @@
 
 from pydantic import BaseModel, Field
 
-from stepfleet.orchestrator import Agent
+from stepfleet import Agent
 
 
 class Order(BaseModel):

@@ -4,7 +4,7 @@ The editor waits for them without a slot; its run shows what they did, and what 
 reception hands its runs over: an agent of the house, or the editor, goes on with them.
 """
 
-from stepfleet.orchestrator import Agent
+from stepfleet import Agent
 
 researcher = Agent(
     "researcher",

@@ -9,7 +9,6 @@ from stepfleet.orchestrator.tools.calls import (
     parse_tool_call,
     parse_tool_calls,
 )
-from stepfleet.orchestrator.tools.catalog import ToolCatalog, tool_catalog
 from stepfleet.orchestrator.tools.definition import (
     Tool,
     ToolLike,
@@ -18,11 +17,24 @@ from stepfleet.orchestrator.tools.definition import (
     lazy_tool,
     tool,
 )
-from stepfleet.orchestrator.tools.invocation import ToolInvocation, current_invocation, running
+from stepfleet.orchestrator.tools.invocation import (
+    CallStatus,
+    Done,
+    StateUpdate,
+    ToolInvocation,
+    WithMedia,
+    current_invocation,
+    running,
+)
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError, mcp_server
 from stepfleet.orchestrator.tools.middleware import Middleware, NextModel, NextTool
-from stepfleet.orchestrator.tools.registry import ToolRegistry, registry_of, tools_of
-from stepfleet.orchestrator.tools.results import CallStatus, Done, StateUpdate, WithMedia
+from stepfleet.orchestrator.tools.registry import (
+    ToolCatalog,
+    ToolRegistry,
+    registry_of,
+    tool_catalog,
+    tools_of,
+)
 from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
 
 __all__ = [

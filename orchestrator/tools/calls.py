@@ -140,7 +140,7 @@ def _name(given: Any) -> tuple[str, str | None]:
     name = given.strip()
     if len(name) > LONGEST_TOOL or not _clean(name):
         return UNKNOWN, (
-            f"the name of the call's tool is no valid name (at most {LONGEST_TOOL} characters, "
+            f"the name of the call's tool is not a valid name (at most {LONGEST_TOOL} characters, "
             f"no NUL, valid Unicode)"
         )
     return name, None

@@ -19,7 +19,7 @@ from stepfleet.orchestrator.references import load_reference
 from stepfleet.orchestrator.tools.invocation import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.checks import checker_of
 from stepfleet.orchestrator.tools.schemas.from_signature import parameters_of, unbound
-from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
+from stepfleet.orchestrator.tools.schemas.handles import fits_strict_mode
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -279,13 +279,15 @@ class _LazyFunction:
 def _not_a_tool(given: Any) -> str:
     if callable(getattr(given, "as_tool", None)):  # an agent
         name = getattr(given, "name", "")
-        return f"agent {name!r} is no tool; write it into agents=[...], or give its as_tool()"
+        return f"agent {name!r} is not a tool; write it into agents=[...], or give its as_tool()"
     if callable(given) and hasattr(given, "__name__"):
-        return f"function {given.__name__!r} is no tool; put @tool above it"
+        return f"function {given.__name__!r} is not a tool; put @tool above it"
     lacking = [
         one for one in ("name", "description", "schema", "execute") if not hasattr(given, one)
     ]
-    return f"an object of type {type(given).__name__!r} is no tool; it lacks {', '.join(lacking)}"
+    return (
+        f"an object of type {type(given).__name__!r} is not a tool; it lacks {', '.join(lacking)}"
+    )
 
 
 def _options(tool: str, given: Mapping[str, Any]) -> ToolOptions:
@@ -325,7 +327,7 @@ def _check_tool(tool: Tool[..., Any]) -> None:
         )
     if tool.options.strict and not fits_strict_mode(dict(tool.schema)):
         raise ConfigurationError(
-            f"tool {tool.name!r}: strict=True, and its schema is none that strict modes take; give "
+            f"tool {tool.name!r}: strict=True, and strict modes do not take its schema; give "
             "no parameter a default (use X | None), type them all, and use no dict, "
             "limits or formats"
         )

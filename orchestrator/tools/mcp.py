@@ -143,7 +143,7 @@ def _of_secrets(server: McpServer) -> Iterator[tuple[str, str]]:
             yield field, f"must name environment variables of the worker, not {variable!r}"
     for header, _ in server.header_env:
         if not _HEADER.fullmatch(header):
-            yield "header_env", f"has {header!r}, which is no header's name"
+            yield "header_env", f"has {header!r}, which is not the name of a header"
 
 
 def _of_seconds(server: McpServer) -> Iterator[tuple[str, str]]:

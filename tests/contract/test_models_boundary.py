@@ -16,7 +16,11 @@ ADAPTERS = (
     / "files"
     / "openai_format.py",  # the file format of that provider's batches
     ROOT / "orchestrator" / "models",  # what services differ in
-    ROOT / "orchestrator" / "tools" / "schemas" / "json_types.py",  # a word of pydantic's schemas
+    ROOT
+    / "orchestrator"
+    / "tools"
+    / "schemas"
+    / "from_signature.py",  # a word of pydantic's schemas
 )
 PROVIDER_WORDS = {
     "max_completion_tokens",

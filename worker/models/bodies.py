@@ -20,7 +20,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats, token_count
 from stepfleet.orchestrator.tools.calls import MOST_CALLS
-from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
+from stepfleet.orchestrator.tools.schemas.handles import fits_strict_mode
 from stepfleet.worker.toolbox.failure_log import Equals
 
 log = logging.getLogger(__name__)

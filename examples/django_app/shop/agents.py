@@ -3,7 +3,7 @@
 from django.db import close_old_connections
 
 from shop.models import Product
-from stepfleet.orchestrator import Agent, tool
+from stepfleet import Agent, tool
 
 
 @tool(read_only=True)

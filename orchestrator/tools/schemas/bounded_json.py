@@ -58,7 +58,7 @@ def plain_json(value: Any, *, limit: int = MAX_SIZE) -> Any:
     """Return `value` as plain JSON data of about at most `limit` bytes, copied.
 
     Mappings become dicts, lists and tuples lists. Raises `BoundsError` on other types, on text
-    that is no valid Unicode or holds NUL, and on numbers that JSON does not have.
+    that is not valid Unicode or holds NUL, and on numbers that JSON does not have.
     """
     return _Copy(limit).of(value, 0)
 
@@ -108,7 +108,7 @@ class _Copy:
         if "\x00" in text:
             raise BoundsError("a text holds a NUL character; leave it out")
         if not text.isascii() and not is_unicode(text):
-            raise BoundsError("a text holds a lone surrogate, which is no valid Unicode")
+            raise BoundsError("a text holds a lone surrogate, which is not valid Unicode")
         return text
 
     def _spend(self, size: int) -> None:
@@ -157,7 +157,7 @@ def _integer(digits: str) -> int:
 
 
 def _constant(word: str) -> NoReturn:
-    raise BoundsError(f"not valid JSON: {word} is no JSON number")
+    raise BoundsError(f"not valid JSON: {word} is not a JSON number")
 
 
 def _checked_int(value: int) -> int:

@@ -11,8 +11,7 @@ from itertools import islice
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
-from stepfleet.orchestrator.tools.schemas.time_limit import SlowCheckError, TooMuchWorkError
-from stepfleet.orchestrator.tools.schemas.validators import errors_of, validator_for, validator_of
+from stepfleet.orchestrator.tools.schemas.time_limit import TooMuchWorkError
 
 _SHOWN = 3
 """Problems that a message describes; the others are counted."""
@@ -61,12 +60,10 @@ def _check_object(tool: str, schema: Mapping[str, Any]) -> None:
 
 
 def _validator(tool: str, schema: Mapping[str, Any], *, lenient: bool) -> Any:
-    # Imported on first use: it takes longer than all of this package, and clients never check.
-    import jsonschema  # noqa: PLC0415
+    from stepfleet.orchestrator.tools.schemas.validators import validator_of  # noqa: PLC0415
 
     try:
-        kind = validator_for(schema, jsonschema.Draft202012Validator, lenient=lenient)
-        return validator_of(kind, schema)
+        return validator_of(schema, lenient=lenient)
     except ConfigurationError as error:
         raise ConfigurationError(f"tool {tool!r}: schema {_short(error.message)}") from None
 
@@ -75,7 +72,7 @@ def _errors(
     tool: str, validator: Any, arguments: Mapping[str, Any], *, of_schema: bool = False
 ) -> list[Any]:
     """Return the problems of arguments. Raises for a check that takes too long."""
-    import referencing.exceptions  # noqa: PLC0415 - as above
+    from stepfleet.orchestrator.tools.schemas.validators import errors_of  # noqa: PLC0415
 
     try:
         return errors_of(validator, dict(arguments), _COUNTED + 1)
@@ -87,16 +84,8 @@ def _errors(
         raise ToolArgumentsError(
             f"tool {tool!r}: the arguments take too long to be checked; give less"
         ) from None
-    except referencing.exceptions.Unresolvable as error:
-        raise ConfigurationError(
-            f"tool {tool!r}: schema refers to {error.ref!r}, which it does not hold"
-        ) from None
-    except (SlowCheckError, ConfigurationError):
-        raise
-    except Exception as error:  # noqa: BLE001 - any failure of two libraries
-        raise ConfigurationError(
-            f"tool {tool!r}: schema cannot be used: {_short(repr(error))}"
-        ) from None
+    except ConfigurationError as error:
+        raise ConfigurationError(f"tool {tool!r}: schema {_short(error.message)}") from None
 
 
 def problems_of(validator: Any, data: Any) -> str | None:
@@ -105,6 +94,8 @@ def problems_of(validator: Any, data: Any) -> str | None:
     At most three problems are described, and the number of the others is given. The path of the
     data itself is `<root>`.
     """
+    from stepfleet.orchestrator.tools.schemas.validators import errors_of  # noqa: PLC0415
+
     try:
         errors = errors_of(validator, data, _COUNTED + 1)
     except RecursionError:

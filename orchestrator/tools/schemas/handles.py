@@ -20,8 +20,7 @@ from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.tools.schemas.bounded_json import BoundsError, plain_json
 from stepfleet.orchestrator.tools.schemas.checks import problems_of
-from stepfleet.orchestrator.tools.schemas.patterns import check_patterns, compiled, patterns_of
-from stepfleet.orchestrator.tools.schemas.validators import bounded, validator_of
+from stepfleet.orchestrator.tools.schemas.patterns import compiled, patterns_of
 
 Schema = dict[str, Any]
 
@@ -75,7 +74,7 @@ class Untitled(GenerateJsonSchema):
 
 
 def unusable(error: Exception) -> str:
-    """Return what is said of a type, behind its name, of which pydantic makes nothing."""
+    """Return the message for a type that pydantic cannot use; it follows the type's name."""
     if isinstance(error, SchemaError):  # of patterns: the reason is on the last line
         reason = str(error).splitlines()[-1].strip().removeprefix("error: ")
         return (
@@ -93,8 +92,8 @@ def unusable(error: Exception) -> str:
 class SchemaHandle:
     """A schema of an object, by its name; `schema["title"]` is that name.
 
-    Of a type whose data is no object, such as `int` or `list[Row]`, it is that of an object which
-    holds the data as its `value`: providers and tools take objects only.
+    For a type whose data is not an object, such as `int` or `list[Row]`, it describes an object
+    that holds the data as its `value`: providers and tools take objects only.
     """
 
     name: str
@@ -116,10 +115,12 @@ class SchemaHandle:
 
     @cached_property
     def _validator(self) -> Any:
-        # Imported on first use: it takes longer than all of this package.
-        import jsonschema  # noqa: PLC0415
+        from stepfleet.orchestrator.tools.schemas.validators import (  # noqa: PLC0415
+            DRAFT_7,
+            validator_of,
+        )
 
-        return validator_of(bounded(jsonschema.Draft7Validator), changed(self.schema, _in_draft_7))
+        return validator_of(changed(self.schema, _in_draft_7), default=DRAFT_7)
 
     def problems(self, data: Any) -> str | None:
         """Return the problems of JSON data, or None. See `checks.problems_of`."""
@@ -214,7 +215,6 @@ def _made(schema: Any) -> SchemaHandle:
     if not isinstance(schema, dict):
         raise ConfigurationError(_wrong("must be a JSON Schema, given as an object"))
     _check_references(schema)
-    _check_patterns(schema)
     schema = _closed(_with_root(changed(schema, _without_dialect)))
     name = schema.get("title")
     name = name if isinstance(name, str) and name.strip() else UNNAMED
@@ -223,6 +223,7 @@ def _made(schema: Any) -> SchemaHandle:
         handle.problems({})  # builds the validator, which checks the schema itself
     except ConfigurationError as error:
         raise ConfigurationError(_wrong(error.message)) from None
+    _check_patterns(schema)
     return handle
 
 
@@ -242,7 +243,7 @@ def _with_root(schema: Schema) -> Schema:
 
 
 def _closed(schema: Schema) -> Schema:
-    """Refuse data that is no object, and properties that the schema does not name."""
+    """Refuse data other than objects, and properties that the schema does not name."""
     combined = any(keyword in schema for keyword in _COMBINED)
     if schema.get("type") != "object" and not ("type" not in schema and combined):
         raise ConfigurationError(
@@ -264,12 +265,7 @@ def _check_references(schema: Schema) -> None:
 
 
 def _check_patterns(schema: Schema) -> None:
-    patterns = [pattern for one in each(schema) for pattern in patterns_of(one)]
-    try:
-        check_patterns(patterns)
-    except ConfigurationError as error:
-        raise ConfigurationError(_wrong(error.message)) from None
-    for pattern in patterns:
+    for pattern in (pattern for one in each(schema) for pattern in patterns_of(one)):
         try:
             compiled(pattern)
         except ConfigurationError as error:
@@ -344,3 +340,32 @@ def each(schema: Any) -> Iterator[Schema]:
         inner += listed if isinstance(listed, list) else ()
     for one in inner:
         yield from each(one)
+
+
+# What strict mode's documentation names; a schema with any other keyword is sent without it.
+_STRICT_KEYWORDS = frozenset(
+    ("type", "properties", "required", "additionalProperties", "items", "anyOf", "enum", "const",
+     "$ref", "$defs", "definitions", "title", "description")
+)  # fmt: skip
+
+
+def fits_strict_mode(schema: Any, *, root: bool = True) -> bool:
+    """Return whether strict mode takes `schema`: closed objects that require every property."""
+    if not isinstance(schema, dict) or not schema.keys() <= _STRICT_KEYWORDS:
+        return False
+    if root and schema.get("type") != "object":
+        return False
+    properties = schema.get("properties", {})
+    if schema.get("type") == "object" and (
+        schema.get("additionalProperties") is not False
+        or set(schema.get("required", ())) != set(properties)
+    ):
+        return False
+    parts = [
+        *properties.values(),
+        *schema.get("anyOf", ()),
+        *schema.get("$defs", {}).values(),
+        *schema.get("definitions", {}).values(),
+        *([schema["items"]] if "items" in schema else []),
+    ]
+    return all(fits_strict_mode(part, root=False) for part in parts)

@@ -1,8 +1,12 @@
-"""Makes validators of JSON Schemas bounded: no schema and no data gives them endless work.
+"""Validators of JSON Schemas by jsonschema, bounded: no schema and no data gives them endless work.
 
 Patterns match in linear time (`patterns`), and a check that takes too long is given up. No schema
-inside another one leads back to jsonschema's own classes, which know no such bounds. Knows
-neither tools nor answers; `checks` describes the problems of data.
+inside another one leads back to jsonschema's own classes, which know no such bounds. Its
+`unevaluatedProperties` and `unevaluatedItems` are replaced: they match names by Python's engine,
+and look each one up in a list. Knows neither tools nor answers; `checks` describes the problems
+of data.
+
+Import this module where it is first used: jsonschema takes longer than all of this package.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -10,6 +14,11 @@ from contextlib import suppress
 from functools import cache, partial
 from itertools import islice
 from typing import Any
+
+import jsonschema
+import referencing
+import referencing.exceptions
+import referencing.jsonschema
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.tools.schemas.bounded_json import MAX_DEPTH, canonical_json
@@ -25,10 +34,6 @@ from stepfleet.orchestrator.tools.schemas.time_limit import (
     limited,
     tick,
 )
-from stepfleet.orchestrator.tools.schemas.unevaluated import (
-    unevaluated_items,
-    unevaluated_properties,
-)
 
 Found = Callable[[str, str], bool]
 """Returns whether a pattern is found in a text."""
@@ -37,6 +42,7 @@ MOST_PARTS = 5_000
 """Objects and arrays of a schema: to check its own form takes up to 0.3 ms for each."""
 MOST_CHARACTERS = 1024 * 1024
 _NAMES = 3
+_drafts: Any = jsonschema.validators
 _LONGEST_MESSAGE = 600
 _FIELDS = (
     ("schema", "schema"),
@@ -48,30 +54,53 @@ _FIELDS = (
 """Attributes of jsonschema's validators, and the arguments that set them."""
 
 
-def validator_for(schema: Any, default: Any, *, lenient: bool = False) -> Any:
-    """Return the bounded class for a schema: that of its `$schema`, else that of `default`.
+DRAFT_7 = "http://json-schema.org/draft-07/schema#"
+LATEST = "https://json-schema.org/draft/2020-12/schema"
 
-    `default` is one of jsonschema's classes.
+
+def validator_of(schema: Mapping[str, Any], *, default: str = LATEST, lenient: bool = False) -> Any:
+    """Return the bounded validator of a schema, in the draft of its `$schema` or else `default`.
+
+    Nothing is ever fetched. A pattern that cannot be matched in linear time raises
+    `ConfigurationError` when it is met; with `lenient` it is taken to match, for data that somebody
+    else will check again. Raises `ConfigurationError` that names the problem of the schema.
     """
-    import jsonschema  # noqa: PLC0415 - it takes longer than all of this package
+    check_budget(schema)
+    kind = _kind_of(schema, _drafts.validator_for({"$schema": default}), lenient=lenient)
+    try:
+        wrong = errors_of(_of_metaschema(kind), schema, 1)
+        made = None if wrong else kind(schema, registry=_registry_of(kind, schema))
+    except RecursionError:
+        raise ConfigurationError("is nested too deeply to be checked") from None
+    except TooMuchWorkError:
+        raise ConfigurationError("takes too long to be checked; make it smaller") from None
+    except (SlowCheckError, ConfigurationError):
+        raise
+    except Exception as error:  # noqa: BLE001 - any failure of two libraries
+        raise _unusable(error) from None
+    if wrong:
+        place = ".".join(map(str, wrong[0].absolute_path)) or "<root>"
+        raise ConfigurationError(f"is not valid: {place}: {wrong[0].message}")
+    return made
 
+
+def _unusable(error: Exception) -> ConfigurationError:
+    return ConfigurationError(f"cannot be used: {repr(error)[:200]}")
+
+
+def _kind_of(schema: Any, default: Any, *, lenient: bool = False) -> Any:
+    """Return the bounded class of a schema's draft; `default` is one of jsonschema's classes."""
     named = schema.get("$schema") if isinstance(schema, Mapping) else None
     known: Any = default
     if isinstance(named, str):
         with suppress(ValueError):  # no address at all
-            known = jsonschema.validators.validator_for({"$schema": named}, default=default)
-    return bounded(known, lenient=lenient)
+            known = _drafts.validator_for({"$schema": named}, default=default)
+    return _bounded(known, lenient=lenient)
 
 
 @cache
-def bounded(kind: Any, *, lenient: bool = False) -> Any:
-    """Return jsonschema's validator class `kind` with bounded keywords, also for schemas inside.
-
-    A pattern that cannot be matched in linear time raises `ConfigurationError` when it is met;
-    with `lenient` it is taken to match, for data that somebody else will check again.
-    """
-    import jsonschema  # noqa: PLC0415 - as above
-
+def _bounded(kind: Any, *, lenient: bool = False) -> Any:
+    """Return jsonschema's validator class `kind` with bounded keywords, also for schemas inside."""
     found = _matches_or_unknown if lenient else _matches
     keywords: dict[str, Any] = {
         **kind.VALIDATORS,
@@ -81,18 +110,17 @@ def bounded(kind: Any, *, lenient: bool = False) -> Any:
         "uniqueItems": _unique_items,
     }
     if "unevaluatedProperties" in keywords:
-        keywords["unevaluatedProperties"] = partial(unevaluated_properties, found)
-        keywords["unevaluatedItems"] = unevaluated_items
+        keywords["unevaluatedProperties"] = partial(_unevaluated_properties, found)
+        keywords["unevaluatedItems"] = _unevaluated_items
         keywords["dependencies"] = jsonschema.Draft7Validator.VALIDATORS["dependencies"]
-    extend: Any = jsonschema.validators.extend
-    made = extend(kind, {name: _watched(keyword) for name, keyword in keywords.items()})
+    made = _drafts.extend(kind, {name: _watched(keyword) for name, keyword in keywords.items()})
 
     def evolve(self: Any, **changes: Any) -> Any:
         """Return a validator of a schema inside; jsonschema's own would leave this class."""
         tick()
         schema = changes.get("schema", self.schema)
         dialect = isinstance(schema, Mapping) and "$schema" in schema
-        cls = validator_for(schema, kind, lenient=lenient) if dialect else made
+        cls = _kind_of(schema, kind, lenient=lenient) if dialect else made
         given = {alias: getattr(self, name) for name, alias in _FIELDS if alias not in changes}
         return cls(**given, **changes)
 
@@ -100,34 +128,11 @@ def bounded(kind: Any, *, lenient: bool = False) -> Any:
     return made
 
 
-def validator_of(kind: Any, schema: Mapping[str, Any]) -> Any:
-    """Return a validator of `schema` by a bounded class. Nothing is ever fetched.
-
-    Raises `ConfigurationError` that names the problem of the schema.
-    """
-    check_budget(schema)
-    try:
-        wrong = errors_of(_of_metaschema(kind), schema, 1)
-        made = None if wrong else kind(schema, registry=_registry_of(kind, schema))
-    except RecursionError:
-        raise ConfigurationError("is nested too deeply to be checked") from None
-    except TooMuchWorkError:
-        raise ConfigurationError("takes too long to be checked; make it smaller") from None
-    except SlowCheckError:
-        raise
-    except Exception as error:  # noqa: BLE001 - any failure of two libraries
-        raise ConfigurationError(f"cannot be used: {repr(error)[:200]}") from None
-    if wrong:
-        place = ".".join(map(str, wrong[0].absolute_path)) or "<root>"
-        raise ConfigurationError(f"is no valid JSON Schema: {place}: {wrong[0].message}")
-    return made
-
-
 def check_budget(schema: Any) -> int:
     """Return the number of a schema's parts. Linear in the schema, before anything is made of it.
 
-    Counts every part of the document, also those that are no schema: parts outside the walk would
-    have no bound. Raises `ConfigurationError` that names the bound.
+    Counts every part of the document, also those outside schemas, which references may
+    reach. Raises `ConfigurationError` that names the bound.
     """
     count = characters = 0
     patterns: list[str] = []
@@ -159,7 +164,7 @@ def _parts(schema: Any) -> Iterator[tuple[Any, int]]:
 
 
 def _own_characters(part: Any) -> int:
-    """Return the characters that a part has itself, with 1 for each value that is no text."""
+    """Return the characters that a part has itself, with 1 for each value other than text."""
     if isinstance(part, Mapping):
         names = sum(len(one) if isinstance(one, str) else 1 for one in part)
         part = part.values()
@@ -170,8 +175,6 @@ def _own_characters(part: Any) -> int:
 
 def _registry_of(kind: Any, schema: Mapping[str, Any]) -> Any:
     """Return a registry of the schema's own parts: one of a metaschema looks for them there."""
-    import referencing.jsonschema  # noqa: PLC0415 - as above
-
     dialect = referencing.jsonschema.specification_with(kind.ID_OF(kind.META_SCHEMA))
     resource = dialect.create_resource(schema)
     registry: Any = referencing.Registry()
@@ -183,8 +186,6 @@ def _registry_of(kind: Any, schema: Mapping[str, Any]) -> Any:
 
 @cache
 def _of_metaschema(kind: Any) -> Any:
-    import referencing  # noqa: PLC0415 - as above
-
     # No format checker: it would compile patterns with Python's engine.
     return kind(kind.META_SCHEMA, registry=referencing.Registry())
 
@@ -192,13 +193,20 @@ def _of_metaschema(kind: Any) -> Any:
 def errors_of(validator: Any, data: Any, most: int) -> list[Any]:
     """Return at most `most` errors of data under a bounded validator.
 
-    Raises `TooMuchWorkError` after two seconds of work, and all exceptions of the validator.
+    Raises `TooMuchWorkError` after two seconds of work, `RecursionError` for references without
+    end, and `ConfigurationError` where the schema cannot be used.
     """
-    with limited():
-        try:
+    try:
+        with limited():
             return list(islice(validator.iter_errors(data), most))
-        except TooMuchMatchingError:
-            raise TooMuchWorkError from None
+    except TooMuchMatchingError:
+        raise TooMuchWorkError from None
+    except referencing.exceptions.Unresolvable as error:
+        raise ConfigurationError(f"refers to {error.ref!r}, which it does not hold") from None
+    except (TooMuchWorkError, SlowCheckError, RecursionError, ConfigurationError):
+        raise
+    except Exception as error:  # noqa: BLE001 - as above
+        raise _unusable(error) from None
 
 
 def _watched(keyword: Callable[..., Any]) -> Callable[..., Any]:
@@ -209,6 +217,7 @@ def _watched(keyword: Callable[..., Any]) -> Callable[..., Any]:
             if len(error.message) > _LONGEST_MESSAGE:
                 half = _LONGEST_MESSAGE // 2
                 error.message = f"{error.message[:half]} ... {error.message[-half:]}"
+                error.args = ()  # the whole message once more
             yield error
 
     return check
@@ -227,8 +236,6 @@ def _matches_or_unknown(pattern: str, text: str) -> bool:
 
 
 def _pattern(found: Found, validator: Any, pattern: Any, instance: Any, _: Any) -> Iterator[Any]:
-    import jsonschema  # noqa: PLC0415 - as above
-
     if validator.is_type(instance, "string") and not found(pattern, instance):
         yield jsonschema.ValidationError(f"{instance!r} does not match {pattern!r}")
 
@@ -247,8 +254,6 @@ def _pattern_properties(
 def _additional_properties(
     found: Found, validator: Any, allowed: Any, instance: Any, schema: Any
 ) -> Iterator[Any]:
-    import jsonschema  # noqa: PLC0415 - as above
-
     if not validator.is_type(instance, "object"):
         return
     patterns = schema.get("patternProperties", {})
@@ -267,8 +272,6 @@ def _additional_properties(
 
 
 def _unique_items(validator: Any, wanted: Any, instance: Any, _: Any) -> Iterator[Any]:
-    import jsonschema  # noqa: PLC0415 - as above
-
     if not wanted or not validator.is_type(instance, "array"):
         return
     if len({canonical_json(_one_number(item)) for item in instance}) < len(instance):
@@ -284,3 +287,141 @@ def _one_number(value: Any) -> Any:
     if isinstance(value, list):
         return [_one_number(one) for one in value]
     return value
+
+
+_REFERENCES = ("$ref", "$dynamicRef")
+_IN_PLACE = ("allOf", "anyOf", "oneOf")
+_OTHER_NAMES = ("additionalProperties", "unevaluatedProperties")
+
+
+def _unevaluated_properties(
+    found: Callable[[str, str], bool], validator: Any, rule: Any, instance: Any, schema: Any
+) -> Iterator[Any]:
+    """Yield the problems of the properties that no other keyword of `schema` covers.
+
+    `found` decides whether a pattern is found in a name.
+    """
+    if not validator.is_type(instance, "object"):
+        return
+    own = {keyword: value for keyword, value in schema.items() if keyword != _OTHER_NAMES[1]}
+    names: set[str] = set()
+    _cover_names(found, validator, own, instance, names)
+    left = [name for name in instance if name not in names]
+    yield from _judged("properties", validator, rule, instance, left)
+
+
+def _unevaluated_items(validator: Any, rule: Any, instance: Any, schema: Any) -> Iterator[Any]:
+    """Yield the problems of the items that no other keyword of `schema` covers."""
+    if not validator.is_type(instance, "array"):
+        return
+    own = {keyword: value for keyword, value in schema.items() if keyword != "unevaluatedItems"}
+    places: set[int] = set()
+    _cover_items(validator, own, instance, places)
+    left = [place for place in range(len(instance)) if place not in places]
+    yield from _judged("items", validator, rule, instance, left)
+
+
+def _judged(kind: str, validator: Any, rule: Any, instance: Any, left: list[Any]) -> Iterator[Any]:
+    if rule is False and left:
+        shown = ", ".join(repr(one) for one in left[:_NAMES])
+        yield jsonschema.ValidationError(f"unevaluated {kind} are not allowed ({shown})")
+    elif rule is not False:
+        for one in left:
+            yield from validator.descend(instance[one], rule, path=one)
+
+
+def _cover_names(
+    found: Callable[[str, str], bool],
+    validator: Any,
+    schema: Any,
+    instance: Mapping[str, Any],
+    names: set[str],
+) -> None:
+    """Add the names that a schema covers, for which `instance` is taken to be valid."""
+    schema = _applied(validator, schema)
+    if any(keyword in schema for keyword in _OTHER_NAMES):
+        names.update(instance)
+    if len(names) == len(instance):
+        return
+    names.update(name for name in schema.get("properties", ()) if name in instance)
+    for pattern in schema.get("patternProperties", ()):
+        names.update(one for one in instance if one not in names and found(pattern, one))
+    for inner, part in _in_place(validator, schema, instance):
+        _cover_names(found, inner, part, instance, names)
+
+
+def _cover_items(validator: Any, schema: Any, instance: list[Any], places: set[int]) -> None:
+    """Add the places that a schema covers, for which `instance` is taken to be valid."""
+    schema = _applied(validator, schema)
+    items = schema.get("items")
+    tuples = items if isinstance(items, list) else schema.get("prefixItems", ())
+    others = "additionalItems" if isinstance(items, list) else "items"
+    if others in schema or "unevaluatedItems" in schema:
+        places.update(range(len(instance)))
+    if len(places) == len(instance):
+        return
+    places.update(range(min(len(tuples), len(instance))))
+    if "contains" in schema and "prefixItems" in validator.VALIDATORS:  # not in 2019-09
+        inner = _inside(validator, schema["contains"])
+        places.update(n for n, one in enumerate(instance) if inner.is_valid(one))
+    for inner, part in _in_place(validator, schema, instance):
+        _cover_items(inner, part, instance, places)
+
+
+def _applied(validator: Any, schema: Any) -> Mapping[str, Any]:
+    """Return the keywords of a schema that its dialect knows."""
+    tick()
+    if not isinstance(schema, Mapping):
+        return {}
+    known = validator.VALIDATORS
+    if "$ref" in schema and _OTHER_NAMES[1] not in known:  # before 2019-09 it stands alone
+        return {"$ref": schema["$ref"]}
+    conditional = ("then", "else") if "if" in known else ()
+    return {name: one for name, one in schema.items() if name in known or name in conditional}
+
+
+def _in_place(
+    validator: Any, schema: Mapping[str, Any], instance: Any
+) -> Iterator[tuple[Any, Any]]:
+    """Yield the schemas that apply to `instance` itself, each with its validator."""
+    for resolved in _resolved(validator, schema):
+        inner = validator.evolve(schema=resolved.contents, _resolver=resolved.resolver)
+        yield inner, resolved.contents
+    for part in _dependents(schema, instance):
+        yield _inside(validator, part), part
+    for keyword in _IN_PLACE:
+        for part in schema.get(keyword, ()):
+            inner = _inside(validator, part)
+            if keyword == "allOf" or inner.is_valid(instance):
+                yield inner, part
+    if "if" in schema:
+        condition = _inside(validator, schema["if"])
+        holds = condition.is_valid(instance)
+        if holds:
+            yield condition, schema["if"]
+        if (branch := "then" if holds else "else") in schema:
+            yield _inside(validator, schema[branch]), schema[branch]
+
+
+def _resolved(validator: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
+    for keyword in _REFERENCES:
+        if keyword in schema:
+            yield validator._resolver.lookup(schema[keyword])  # noqa: SLF001 - no public name
+    if "$recursiveRef" in schema:
+        yield referencing.jsonschema.lookup_recursive_ref(validator._resolver)  # noqa: SLF001
+
+
+def _dependents(schema: Mapping[str, Any], instance: Any) -> Iterator[Any]:
+    if not isinstance(instance, Mapping):
+        return
+    for keyword in ("dependentSchemas", "dependencies"):
+        for name, part in schema.get(keyword, {}).items():
+            if name in instance and not isinstance(part, list):
+                yield part
+
+
+def _inside(validator: Any, schema: Any) -> Any:
+    """Return a validator of a schema inside another one."""
+    dialect = referencing.jsonschema.specification_with(validator.ID_OF(validator.META_SCHEMA))
+    resolver = validator._resolver.in_subresource(dialect.create_resource(schema))  # noqa: SLF001
+    return validator.evolve(schema=schema, _resolver=resolver)

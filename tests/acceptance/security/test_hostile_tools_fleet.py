@@ -79,7 +79,7 @@ ARGUMENTS = {
     "NUL": ('{"value": "\\u0000"}', "holds a NUL character"),
     "lone surrogate": ('{"value": "\\ud800"}', "holds a lone surrogate"),
     "no JSON": ('{"value": ', "not valid JSON"),
-    "no number": ('{"value": NaN}', "no JSON number"),
+    "no number": ('{"value": NaN}', "not a JSON number"),
     "large": ('{"value": "' + "x" * 2_000_000 + '"}', "longer than the limit of 1048576 bytes"),
     "many values": ('{"value": [' + "[]," * 300_000 + "[]]}", "more than 30000 values"),
     "a list": ("[1]", "must be a JSON object"),

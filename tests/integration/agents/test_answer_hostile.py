@@ -38,7 +38,7 @@ def data(arguments: str | dict[str, object]) -> Reply:
         ('{"structured": {"code": "' + "a" * 2_000_000 + '"}}', "longer than the limit"),
         ('{"structured": {"code": "' + "a" * 500_000 + '"}}', "larger than the limit"),
         ('{"structured": {"code": "' + "a" * 100_000 + '!"}}', "does not match"),
-        ('{"structured": {"code": NaN}}', "NaN is no JSON number"),
+        ('{"structured": {"code": NaN}}', "NaN is not a JSON number"),
         ('{"structured": {"code": "a"', "not valid JSON"),
         ('{"structured": {"code": ' + "9" * 5000 + "}}", "more than 4300 digits"),
     ],

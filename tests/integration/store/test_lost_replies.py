@@ -23,7 +23,7 @@ from stepfleet.orchestrator.store.admission.calls import GRANTED, Request, settl
 from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.fleet.quarantine import entry, keep_aside
 from stepfleet.orchestrator.store.opening.opening import open_store
-from stepfleet.orchestrator.tools.builtin.people import ask_person
+from stepfleet.orchestrator.tools.builtin import ask_person
 from stepfleet.worker.runtime.admission.gate import Gate
 
 MODEL = "openai:m"

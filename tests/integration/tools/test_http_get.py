@@ -15,8 +15,7 @@ from support.servers.redis_servers import free_port
 from stepfleet.orchestrator import ConfigurationError, http_get, http_get_from
 from stepfleet.orchestrator.errors import ToolArgumentsError, ToolExecutionError
 from stepfleet.orchestrator.tools import Tool
-from stepfleet.orchestrator.tools.builtin.addresses import Reach
-from stepfleet.orchestrator.tools.builtin.web import Fetcher
+from stepfleet.orchestrator.tools.web import Fetcher, Reach
 
 
 class Site(BaseHTTPRequestHandler):
@@ -229,7 +228,7 @@ async def test_redirects_are_followed_up_to_five(web: WebServer, local_get: Tool
     [
         ("http://169.254.169.254/latest/meta-data/", "is not on the public internet"),
         ("http://[::ffff:169.254.169.254]/", "is not on the public internet"),
-        ("http://2852039166/", "is no plain address"),
+        ("http://2852039166/", "is not a plain address"),
         ("file:///etc/passwd", "give an http:// or https:// address"),
         ("//user@127.0.0.1/", "user name or password"),
     ],

@@ -9,19 +9,19 @@ from support.runs.opened_runs import lease_runs_out, opened_run
 from support.runs.scripted_steps import Crash, call, say
 
 from stepfleet.orchestrator import ErrorPolicy
-from stepfleet.orchestrator.tools import catalog
+from stepfleet.orchestrator.tools import registry
 
 PAGE = (Path(__file__).parents[3] / "docs" / "tools.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
 def names() -> Any:
-    catalog.tool_catalog.cache_clear()
+    registry.tool_catalog.cache_clear()
     made: dict[str, Any] = {"__name__": "samples"}
     for sample in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
         exec(compile(sample, "docs/tools.md", "exec"), made)  # noqa: S102 - our own page
     yield made
-    catalog.tool_catalog.cache_clear()
+    registry.tool_catalog.cache_clear()
 
 
 async def test_a_class_serves_as_a_tool_and_its_arguments_are_checked(

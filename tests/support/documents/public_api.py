@@ -1,4 +1,6 @@
-"""What `from stepfleet.orchestrator import ...` offers, a line for each name, field and method.
+"""What `stepfleet` offers, a line for each name, field and method.
+
+Names of `stepfleet.compat` and `stepfleet.types` begin with `compat.` and `types.`.
 
 Write the list anew when a name goes on purpose, and say so in CHANGELOG.md:
 python tests/support/documents/public_api.py > tests/support/documents/public_api.txt
@@ -11,14 +13,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import stepfleet.orchestrator as package
+import stepfleet
+import stepfleet.compat
+import stepfleet.types
 
 LIST = Path(__file__).with_suffix(".txt")
 
 
 def offered() -> list[str]:
     """Return the lines: `Name`, `Name.attribute`, and `Name.method(argument)` for each argument."""
-    return sorted({line for name in package.__all__ for line in _of(name, getattr(package, name))})
+    return sorted({line for name, found in public().items() for line in _of(name, found)})
+
+
+def public() -> dict[str, Any]:
+    """Return each public name, with the module's name before it, and what it is."""
+    modules = {"": stepfleet, "compat.": stepfleet.compat, "types.": stepfleet.types}
+    return {
+        f"{prefix}{name}": getattr(module, name)
+        for prefix, module in modules.items()
+        for name in dir(module)
+        if name[0].isalpha()
+    }
 
 
 def _of(name: str, found: Any) -> Iterator[str]:
@@ -29,7 +44,7 @@ def _of(name: str, found: Any) -> Iterator[str]:
     if isinstance(found, enum.EnumMeta):
         yield from (f"{name}.{member}" for member in found.__members__)
     yield from (f"{name}.{field}" for field in getattr(found, "model_fields", ()))
-    own = [one for one in found.__mro__ if one.__module__.startswith(package.__name__)]
+    own = [one for one in found.__mro__ if one.__module__.startswith("stepfleet.")]
     named = {key for one in own for key in vars(one) if not key.startswith(("_", "model_"))}
     annotated = {key for one in own for key in vars(one).get("__annotations__", {})}
     for attribute in named | {key for key in annotated if not key.startswith(("_", "model_"))}:

@@ -34,23 +34,25 @@ def _installed(name: str) -> bool:
 
 
 def files_below(root: Path) -> set[Path]:
-    """Return the files of both packages, relative to the folder that holds them."""
+    """Return the files of the package, relative to its folder; two of its folders may be links."""
     return {
         path.relative_to(root)
-        for top in ("orchestrator", "worker")
-        for path in (root / top).rglob("*")
+        for top in (root, root / "orchestrator", root / "worker")
+        for path in top.rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
 
 
 def main(repository: str, package: str, command: str) -> None:
     """Check the files, the imports and the command; any failure is an exception."""
-    root = Path(str(resources.files("stepfleet.orchestrator"))).parent
+    root = Path(str(resources.files("stepfleet")))
     assert Path(sys.prefix) in root.parents, f"{root} is not what the wheel installed"
-    assert not (root / "__init__.py").exists(), "stepfleet must stay a namespace package"
-    differing = {str(path) for path in files_below(root) ^ files_below(Path(repository))}
+    tree = Path(repository) / "deploy" / "package" / "stepfleet"
+    differing = {str(path) for path in files_below(root) ^ files_below(tree)}
     assert not differing, f"in the tree or in the wheel only: {sorted(differing)}"
     assert metadata.metadata("stepfleet")["License-Expression"] == "MIT"
+    program = "from stepfleet import Agent, Fleet, tool; import stepfleet.compat, stepfleet.types"
+    subprocess.run([sys.executable, "-c", program], check=True)
     count = import_all(package)
     helped = subprocess.run(
         [str(Path(command).absolute()), "--help"], capture_output=True, text=True, check=False

@@ -13,7 +13,7 @@ LOCAL = (
     "orchestrator/events/broadcast.py",  # a receiver compares with its own clock
     "orchestrator/models/pricing",
     "orchestrator/store/fleet/quarantine",  # shown to people beside the message
-    "orchestrator/tools/builtin",
+    "orchestrator/tools/builtin.py",
     "worker/testing",
     "worker/engine/transport",
     "worker/models/http_model.py",  # compared with a Retry-After that is a date

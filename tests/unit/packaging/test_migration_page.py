@@ -3,14 +3,9 @@ from pathlib import Path
 
 import pytest
 
-import stepfleet.orchestrator as public
-from stepfleet.orchestrator import (
-    AgentRunResult,
-    ErrorPolicy,
-    StepResult,
-    ToolCallRecord,
-    continuation,
-)
+import stepfleet as public
+from stepfleet import AgentRunResult, ErrorPolicy, StepResult, ToolCallRecord
+from stepfleet.orchestrator import continuation
 
 PAGE = (Path(__file__).parents[3] / "docs" / "migration.md").read_text(encoding="utf-8")
 NAMES = PAGE.partition("## Error criteria")[0]

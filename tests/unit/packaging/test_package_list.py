@@ -1,17 +1,24 @@
-"""What pyproject.toml says about packages, data, dependencies and the lock, against the tree."""
+"""What is packaged, and what pyproject.toml says of dependencies and the lock, against the tree."""
 
 import ast
 import re
+import subprocess
 import sys
+import sysconfig
 import tomllib
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
 import pytest
+from hatchling.builders.plugin.interface import BuilderInterface
+from hatchling.builders.sdist import SdistBuilder
+from hatchling.builders.wheel import WheelBuilder
+
+import stepfleet
 
 ROOT = Path(__file__).resolve().parents[3]
 TOP_LEVEL = ("orchestrator", "worker")
+PACKAGE = ROOT / "deploy" / "package" / "stepfleet"
 
 # Modules whose import name is not the name of what installs them.
 DISTRIBUTIONS = {"opentelemetry": "opentelemetry-api", "prometheus_client": "prometheus-client"}
@@ -49,16 +56,6 @@ def source_files(top: str) -> list[Path]:
     return [p for p in (ROOT / top).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
 
 
-def test_every_package_of_the_tree_is_listed_and_no_other(project: dict[str, Any]) -> None:
-    in_tree = {
-        ".".join(("stepfleet", *path.parent.relative_to(ROOT).parts))
-        for top in TOP_LEVEL
-        for path in source_files(top)
-        if path.name == "__init__.py"
-    }
-    assert sorted(project["tool"]["setuptools"]["packages"]) == sorted(in_tree)
-
-
 def test_every_module_lies_in_a_package() -> None:
     stray = [
         str(path.relative_to(ROOT))
@@ -69,29 +66,53 @@ def test_every_module_lies_in_a_package() -> None:
     assert stray == []
 
 
-def test_every_kind_of_data_file_is_taken_into_the_wheel(project: dict[str, Any]) -> None:
-    """The gate's wheel stage compares the files themselves."""
-    patterns = project["tool"]["setuptools"]["package-data"]["*"]
-    left_out = [
-        str(path.relative_to(ROOT))
-        for top in TOP_LEVEL
-        for path in source_files(top)
-        if path.suffix != ".py"
-        and not any(fnmatch(path.name, pattern.removeprefix("**/")) for pattern in patterns)
-    ]
-    assert left_out == []
+def test_wheel_and_source_archive_take_all_files_of_the_package() -> None:
+    """The gate's wheel stage compares what is installed."""
+    in_tree = {
+        f"stepfleet/{path.relative_to(ROOT)}" for top in TOP_LEVEL for path in source_files(top)
+    } | {f"stepfleet/{path.name}" for path in PACKAGE.iterdir() if path.is_file()}
+    assert packaged(WheelBuilder(str(ROOT))) == in_tree
+    assert packaged(SdistBuilder(str(ROOT))) >= {f"deploy/package/{name}" for name in in_tree}
 
 
-def test_the_namespace_package_has_no_files_of_its_own() -> None:
-    assert not (ROOT / "__init__.py").exists()
+def packaged(builder: BuilderInterface[Any, Any]) -> set[str]:
+    return {file.distribution_path for file in builder.recurse_included_files()}
+
+
+def test_the_package_is_public_names_and_links_to_the_two_halves() -> None:
+    names = {"__init__.py", "__init__.pyi", "_lazy.py", "compat.py", "types.py", "py.typed"}
+    entries = [path for path in PACKAGE.iterdir() if path.name != "__pycache__"]
+    links = {path.name: path.resolve() for path in entries if path.is_symlink()}
+    assert links == {top: ROOT / top for top in TOP_LEVEL}
+    assert {path.name for path in entries} == names | links.keys()
     assert not (ROOT / "stepfleet").exists()
 
 
-def test_type_checkers_find_the_packages_under_their_installed_names() -> None:
-    for top in TOP_LEVEL:
-        link = ROOT / "tests" / "typings" / "stepfleet" / top
-        assert link.is_symlink()
-        assert link.resolve() == ROOT / top
+def test_an_editable_install_is_a_path_that_type_checkers_follow() -> None:
+    pth = Path(sysconfig.get_path("purelib")) / "_stepfleet.pth"
+    assert pth.read_text().splitlines() == [str(PACKAGE.parent)]
+    assert Path(str(stepfleet.__file__)).parent == PACKAGE
+
+
+@pytest.mark.slow
+def test_mypy_sees_the_public_names_and_no_others_in_a_users_program(tmp_path: Path) -> None:
+    """With the user's own configuration, from outside the repository."""
+    (tmp_path / "program.py").write_text(
+        "from stepfleet import Agent, Fleet, tool\n"
+        "from stepfleet.orchestrator import Agent as Old, RunPage as Page\n"
+        "from stepfleet.compat import AgentTrace\n"
+        "from stepfleet.types import RunPage\n"
+        "reveal_type(Agent('a', model='b'))\n"
+        "same: type[Agent] = Old\n"
+        "alike: type[RunPage] = Page\n"
+    )
+    (tmp_path / "typo.py").write_text("from stepfleet import Agnet\n")
+    command = (sys.executable, "-m", "mypy", "--strict", "--config-file=", "program.py", "typo.py")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    said = done.stdout.splitlines()
+    assert 'Revealed type is "stepfleet.orchestrator.agents.agent.Agent"' in done.stdout
+    (error,) = [line for line in said if ": error:" in line]
+    assert error.startswith('typo.py:1: error: Module "stepfleet" has no attribute "Agnet"')
 
 
 def required(requirements: list[str]) -> set[str]:

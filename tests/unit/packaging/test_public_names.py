@@ -1,43 +1,65 @@
-"""What `from stepfleet.orchestrator import ...` offers, and what it costs."""
+"""What `from stepfleet import ...` offers, and what it costs."""
 
-import ast
 import inspect
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import stepfleet.orchestrator as package
+import pytest
+from support.documents.public_api import public
+
+import stepfleet
+import stepfleet.compat
+import stepfleet.orchestrator
+import stepfleet.types
 
 
 def test_every_public_name_is_there() -> None:
-    for name in package.__all__:
-        assert getattr(package, name) is not None
-    assert set(package.__all__) <= set(dir(package))
+    for name in dir(stepfleet):
+        assert getattr(stepfleet, name) is not None
+    assert 80 <= len(dir(stepfleet)) <= 100
 
 
-def test_type_checkers_see_the_names_that_exist_when_the_program_runs() -> None:
-    tree = ast.parse(Path(str(package.__file__)).read_text())
-    (block,) = [node for node in tree.body if isinstance(node, ast.If)]
-    seen = {
-        (node.module, alias.asname)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    there = {
-        (f"stepfleet.orchestrator.{module}", name)
-        for module, names in package._WHERE.items()
-        for name in names.split()
-    }
-    assert seen == there
+def test_a_star_import_takes_the_public_names() -> None:
+    taken: dict[str, Any] = {}
+    exec("from stepfleet import *", taken)  # noqa: S102 - only a module may have a star
+    assert sorted(taken.keys() - {"__builtins__"}) == dir(stepfleet)
 
 
-def test_importing_the_package_imports_nothing_else() -> None:
+def test_a_name_that_is_not_public_is_no_attribute() -> None:
+    with pytest.raises(AttributeError, match="module 'stepfleet' has no attribute 'RunPage'"):
+        stepfleet.RunPage  # type: ignore[attr-defined]  # noqa: B018 - it is in stepfleet.types
+
+
+def test_no_name_is_offered_in_two_places() -> None:
+    names = [name.rpartition(".")[2] for name in public()]
+    assert len(names) == len(set(names))
+
+
+def test_programs_that_import_from_the_orchestrator_run_on() -> None:
+    there = {name.rpartition(".")[2]: found for name, found in public().items()}
+    assert dir(stepfleet.orchestrator) == sorted(there)
+    for name, found in there.items():
+        assert getattr(stepfleet.orchestrator, name) is found
+
+
+@pytest.mark.parametrize("package", ["stepfleet", "stepfleet.orchestrator", "stepfleet.worker"])
+def test_importing_a_package_imports_nothing_else(package: str) -> None:
     program = (
-        "import sys, stepfleet.orchestrator\n"
+        f"import sys, {package}\n"
         "heavy = {'pydantic', 'celery', 'redis', 'httpx'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+        "assert sum(name.startswith('stepfleet') for name in sys.modules) <= 3\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+def test_a_tool_is_defined_without_what_a_fleet_needs() -> None:
+    program = (
+        "import sys\n"
+        "from stepfleet import tool\n"
+        "heavy = {'celery', 'redis', 'stepfleet.orchestrator.client'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
@@ -60,7 +82,7 @@ def _returned(cls: type[Any]) -> Iterator[Any]:
 
 def test_every_type_that_a_public_method_returns_is_public() -> None:
     """QUAL-06"""
-    offered = {getattr(package, name) for name in package.__all__}
+    offered = set(public().values())
     returned = {
         one
         for cls in offered

@@ -166,7 +166,7 @@ def needs(name: str) -> bool:
 
 RECORDS = [
     name
-    for name in package.__all__
+    for name in dir(package)
     if isinstance(getattr(package, name), type)
     and issubclass(getattr(package, name), BaseModel)
     and name != "Settings"

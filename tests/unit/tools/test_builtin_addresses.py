@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.errors import ToolArgumentsError
-from stepfleet.orchestrator.tools.builtin.addresses import (
+from stepfleet.orchestrator.tools.web import (
     Reach,
     checked_url,
     is_public,
@@ -113,7 +113,7 @@ def test_an_ipv4_address_inside_ipv6_is_never_more_public_than_alone(
 )
 def test_numbers_that_resolvers_take_for_addresses_are_refused(host: str) -> None:
     """TOOL-24: decimal, octal, hexadecimal and short forms."""
-    with pytest.raises(ToolArgumentsError, match="is no plain address"):
+    with pytest.raises(ToolArgumentsError, match="is not a plain address"):
         literal_address(host)
 
 
@@ -149,7 +149,7 @@ def test_private_addresses_need_named_hosts() -> None:
     """TOOL-24: an explicit opt-in only."""
     with pytest.raises(ConfigurationError, match="allow_private needs hosts"):
         Reach(allow_private=True)
-    with pytest.raises(ConfigurationError, match="'http://x/' is no host"):
+    with pytest.raises(ConfigurationError, match="'http://x/' is not a host"):
         Reach(("http://x/",))
 
 
@@ -168,7 +168,7 @@ def test_private_addresses_need_named_hosts() -> None:
         ("http://example.com/a b", "spaces"),
         ("http://example.com/\r\nHost: x", "control characters"),
         ("http://example.com/" + "x" * 9000, "longer than 8192 characters"),
-        ("http://" + "ä" * 70 + ".com/", "no valid name"),
+        ("http://" + "ä" * 70 + ".com/", "not a valid name"),
     ],
 )
 def test_what_is_no_web_address_is_refused_with_the_fix(url: str, says: str) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from stepfleet.orchestrator import calculator
 from stepfleet.orchestrator.errors import ToolArgumentsError
-from stepfleet.orchestrator.tools.builtin.arithmetic import evaluate
+from stepfleet.orchestrator.tools.builtin import evaluate
 
 
 @pytest.mark.parametrize(
@@ -59,29 +59,29 @@ def test_arithmetic_gives_the_number(expression: str, value: float) -> None:
         ("1,000 + 1", "write 1000 instead of 1,000"),
         ("1 << 5", "operator LShift is not known"),
         ("__import__('os').system('x')", "is not known"),
-        ("().__class__", "Attribute is no arithmetic"),
-        ("'a' * 1000", "'a' is no number"),
-        ("True + 1", "'True' is no number"),
-        ("2j", "'2j' is no number"),
+        ("().__class__", "Attribute is not arithmetic"),
+        ("'a' * 1000", "'a' is not a number"),
+        ("True + 1", "'True' is not a number"),
+        ("2j", "'2j' is not a number"),
         ("x + 1", "the name x is not known"),
-        ("lambda: 1", "Lambda is no arithmetic"),
-        ("[1 for _ in range(9)]", "ListComp is no arithmetic"),
+        ("lambda: 1", "Lambda is not arithmetic"),
+        ("[1 for _ in range(9)]", "ListComp is not arithmetic"),
         ("max(key=1)", "named arguments"),
         ("max()", "wrong arguments of max"),
         ("abs(1, 2)", "wrong arguments of abs"),
         ("gcd(1.5, 2)", "wrong arguments of gcd"),
-        ("max(*[1])", "Starred is no arithmetic"),
-        ("(" * 60 + "1" + ")" * 60 + "x", "no arithmetic expression"),
+        ("max(*[1])", "Starred is not arithmetic"),
+        ("(" * 60 + "1" + ")" * 60 + "x", "not an arithmetic expression"),
         ("-" * 60 + "1", "nested deeper"),
-        ("(" * 400 + "1", "no arithmetic expression"),
+        ("(" * 400 + "1", "not an arithmetic expression"),
         ("1" * 1001, "longer than 1000 characters"),
         ("a" + "()" * 499, "is not known"),
         ("a" + "[0]" * 300 + "(1)", "is not known"),
         ("(" + "a." * 400 + "b)(1)", "is not known"),
-        ("", "no arithmetic expression"),
-        ("2 +", "no arithmetic expression"),
-        ("1\x00", "no arithmetic expression"),
-        ("\ud800", "no arithmetic expression"),
+        ("", "not an arithmetic expression"),
+        ("2 +", "not an arithmetic expression"),
+        ("1\x00", "not an arithmetic expression"),
+        ("\ud800", "not an arithmetic expression"),
     ],
 )
 def test_what_is_no_arithmetic_or_too_large_is_refused_with_the_reason(

@@ -5,8 +5,8 @@ import codecs
 
 import pytest
 
-from stepfleet.orchestrator.tools.builtin import web
-from stepfleet.orchestrator.tools.builtin.web import CHUNK, charset_of, decoded
+from stepfleet.orchestrator.tools import web
+from stepfleet.orchestrator.tools.web import CHUNK, charset_of, decoded
 
 
 @pytest.mark.parametrize(

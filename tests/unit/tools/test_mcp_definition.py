@@ -57,7 +57,10 @@ def test_a_definition_needs_neither_the_server_nor_the_protocols_package() -> No
         ({"url": "http://x", "cwd": "/"}, "field 'cwd' is for a command"),
         ({"command": ["x"], "env": ["TOKEN=abc"]}, "field 'env' must name environment variables"),
         ({"url": "http://x", "header_env": {"A": "Bearer x"}}, "field 'header_env' must name"),
-        ({"url": "http://x", "header_env": {"A B": "C"}}, "has 'A B', which is no header's name"),
+        (
+            {"url": "http://x", "header_env": {"A B": "C"}},
+            "has 'A B', which is not the name of a header",
+        ),
         ({"command": ["x"], "timeout": 0}, "field 'timeout' must be seconds"),
         ({"command": ["x"], "refresh": -1}, "field 'refresh' must be seconds"),
     ],

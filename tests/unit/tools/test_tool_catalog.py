@@ -100,7 +100,7 @@ def test_a_module_brings_all_its_tools(plugin: str, tmp_path: Path) -> None:
     [
         ("no_such_module:tool", "there is no module 'no_such_module'"),
         ("plugged_tools:none", "has no 'none'"),
-        ("plugged_tools:number", "no tool"),
+        ("plugged_tools:number", "not a tool"),
         ("nobody_has_it", "not in the catalog"),
     ],
 )

@@ -437,7 +437,7 @@ def test_the_arguments_of_a_class_tool_are_checked_against_its_schema() -> None:
     [
         ({"type": "array"}, "schema must be a JSON Schema of an object"),
         ({"type": "object", "properties": []}, "schema must be a JSON Schema of an object"),
-        ({"type": "object", "required": 3}, "schema is no valid JSON Schema"),
+        ({"type": "object", "required": 3}, "schema is not valid: required"),
         (
             {"type": "object", "properties": {"key": {"$ref": "http://127.0.0.1:9/x.json"}}},
             "schema refers to 'http://127.0.0.1:9/x.json', which it does not hold",

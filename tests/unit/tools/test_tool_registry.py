@@ -62,10 +62,10 @@ def test_a_name_cannot_be_registered_twice() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        (len, "function 'len' is no tool; put @tool above it"),
+        (len, "function 'len' is not a tool; put @tool above it"),
         (Echo, "tool 'Echo' is a class; give an instance of it"),
-        (OTHER, "agent 'other' is no tool; write it into agents=[...], or give its as_tool()"),
-        (3, "type 'int' is no tool; it lacks name, description, schema, execute"),
+        (OTHER, "agent 'other' is not a tool; write it into agents=[...], or give its as_tool()"),
+        (3, "type 'int' is not a tool; it lacks name, description, schema, execute"),
     ],
 )
 def test_what_is_no_tool_is_refused_with_the_fix(given: Any, says: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepfleet.orchestrator.tools import Tool, ToolOptions, builtin, catalog, registry_of
+from stepfleet.orchestrator.tools import Tool, ToolOptions, builtin, registry, registry_of
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = (DOCS / "tools.md").read_text(encoding="utf-8")
@@ -16,13 +16,13 @@ def test_the_samples_of_the_tools_page_run(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """DOC-03, TOOL-18, TOOL-19, TOOL-22"""
-    catalog.tool_catalog.cache_clear()
+    registry.tool_catalog.cache_clear()
     names: dict[str, Any] = {"__name__": "samples"}
     try:
         for sample in re.findall(r"```python\n(.*?)```", PAGE, flags=re.DOTALL):
             exec(compile(sample, "docs/tools.md", "exec"), names)  # noqa: S102 - our own page
     finally:
-        catalog.tool_catalog.cache_clear()
+        registry.tool_catalog.cache_clear()
     required, searches, versions = capsys.readouterr().out.splitlines()
     assert required == "['city']"
     assert searches == "['search_letters', 'search_notes']"

@@ -19,7 +19,7 @@ from stepfleet.orchestrator.records.conversation.messages import (
     Role,
 )
 from stepfleet.orchestrator.records.responses import ModelRequest, ModelSettings, OutputFormat
-from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
+from stepfleet.orchestrator.tools.schemas.handles import fits_strict_mode
 from stepfleet.worker.models.bodies import NO_NAME, is_strict, json_text, reasoning_of, safe_name
 from stepfleet.worker.models.sent_back import (
     SentBack,

@@ -19,7 +19,7 @@ from mcp_types import (
 
 from stepfleet.orchestrator.errors import ToolExecutionError
 from stepfleet.orchestrator.records.conversation.messages import Block, value_text
-from stepfleet.orchestrator.tools.results import WithMedia
+from stepfleet.orchestrator.tools.invocation import WithMedia
 from stepfleet.worker.toolbox.results import RESULT_LIMIT
 
 MAX_IMAGES = 8

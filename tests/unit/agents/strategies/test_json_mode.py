@@ -41,7 +41,7 @@ def test_an_object_is_found_bare_fenced_or_in_prose(text: str) -> None:
         ("", "no JSON object"),
         ("42", "no JSON object"),
         ('{"a": ', "not valid JSON"),
-        ('{"a": NaN}', "NaN is no JSON number"),
+        ('{"a": NaN}', "NaN is not a JSON number"),
         ('{"a": ' + "[" * 10_000 + "]" * 10_000 + "}", "nested deeper"),
         ('{"a": "' + "x" * 2_000_000 + '"}', "longer than the limit"),
         ('{"a": "\\u0000"}', "NUL"),

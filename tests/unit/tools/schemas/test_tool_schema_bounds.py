@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+import tracemalloc
 from contextlib import suppress
 from typing import Any
 
@@ -168,6 +169,21 @@ def test_a_pattern_with_many_parts_takes_no_long_text() -> None:
     schema = {"type": "object", "properties": {"data": {"pattern": "a{1000}$"}}}
     with pytest.raises(ToolArgumentsError, match="take too long"):
         checker_of("t", schema)({"data": "a" * 20_000})
+
+
+def test_a_long_text_that_fits_no_alternative_is_not_kept_once_for_each() -> None:
+    """TOOL-10: 2,400 alternatives took 1 GB."""
+    alternatives = {"anyOf": [{"type": "integer"}] * 300}
+    check = checker_of("t", {"type": "object", "properties": {"data": alternatives}})
+    with suppress(ToolArgumentsError):  # jsonschema's import is no part of it
+        check({"data": "x"})
+    tracemalloc.start()
+    try:
+        with pytest.raises(ToolArgumentsError, match="fits none of the allowed forms"):
+            check({"data": "x" * 500_000})
+        assert tracemalloc.get_traced_memory()[1] < 20 * 1024 * 1024
+    finally:
+        tracemalloc.stop()
 
 
 async def test_a_long_check_leaves_the_event_loop() -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as some
 
 from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.tools.schemas.time_limit import TooMuchWorkError
-from stepfleet.orchestrator.tools.schemas.validators import errors_of, validator_for, validator_of
+from stepfleet.orchestrator.tools.schemas.validators import errors_of, validator_of
 
 EXAMPLES = int(os.environ.get("SCHEMA_FUZZ", "150"))
 DIALECTS = {
@@ -96,8 +96,7 @@ def schemas(patterns: list[str], values: some.SearchStrategy[Any]) -> some.Searc
 
 def judged(dialect: str, schema: dict[str, Any], data: Any) -> bool:
     """Return whether data are right, as tools' arguments are judged."""
-    kind = validator_for({"$schema": dialect}, None)
-    return not errors_of(validator_of(kind, schema), data, 1)
+    return not errors_of(validator_of(schema, default=dialect), data, 1)
 
 
 def is_ours(dialect: str, schema: Any) -> bool:

@@ -9,16 +9,16 @@ import pytest
 from stepfleet.orchestrator import Agent, AgentConfig, ConfigurationError, tool, tool_catalog
 from stepfleet.orchestrator.agents.config import ToolRef
 from stepfleet.orchestrator.cli.local.worker_command import tool_queues
-from stepfleet.orchestrator.tools import Tool, ToolCatalog, catalog
+from stepfleet.orchestrator.tools import Tool, ToolCatalog, registry
 from stepfleet.worker.agents.local import LocalAgents
 from stepfleet.worker.models import Models
 
 
 @pytest.fixture(autouse=True)
 def _fresh_catalog() -> Iterator[None]:
-    catalog.tool_catalog.cache_clear()
+    registry.tool_catalog.cache_clear()
     yield
-    catalog.tool_catalog.cache_clear()
+    registry.tool_catalog.cache_clear()
 
 
 def named(name: str, version: str = "1", **options: Any) -> Tool[..., Any]:
@@ -56,7 +56,7 @@ def test_a_forged_configuration_gets_no_tool_of_a_package_that_has_the_same_name
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """TOOL-19: what else is installed on a worker is not its agents' tools."""
-    there = EntryPoint("look", "elsewhere.tools:look", catalog.GROUP)
+    there = EntryPoint("look", "elsewhere.tools:look", registry.GROUP)
     monkeypatch.setattr(EntryPoint, "load", lambda _: named("look", "9"))
     strangers = ToolCatalog(lambda: [there])
     own = named("look")
@@ -72,7 +72,7 @@ def test_an_earlier_version_of_a_package_stands_beside_its_newer_one(
     """TOOL-19"""
     both = [named("look", "1"), named("look", "2")]
     monkeypatch.setattr(EntryPoint, "load", lambda _: both)
-    known = ToolCatalog(lambda: [EntryPoint("look", "geography.tools:both", catalog.GROUP)])
+    known = ToolCatalog(lambda: [EntryPoint("look", "geography.tools:both", registry.GROUP)])
     assert known.beside(known.get("look"), "1") is both[0]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from stepfleet.orchestrator import Message, ModelRequest
 from stepfleet.orchestrator.records.responses import OutputFormat
-from stepfleet.orchestrator.tools.schemas.strict import fits_strict_mode
+from stepfleet.orchestrator.tools.schemas.handles import fits_strict_mode
 from stepfleet.worker.models.openai.request import request_body, response_format
 
 CLOSED: dict[str, Any] = {

@@ -1,17 +1,24 @@
-"""The calculator: arithmetic from a syntax tree, within bounds, never `eval`.
+"""Tools that ship with the fleet, ready for an agent's list of tools.
 
-Every operation is checked before it is done, so that no expression takes more than
-milliseconds or makes a number of more than some 1,200 digits.
+The calculator reads a syntax tree, within bounds, and never calls `eval`: every operation is
+checked before it is done, so that no expression takes more than milliseconds or makes a number of
+more than some 1,200 digits. The web tools are in `web`.
 """
 
 import ast
 import math
 import operator
 from collections.abc import Callable
-from typing import Any
+from datetime import datetime
+from typing import Any, NoReturn
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from stepfleet.orchestrator.errors import ToolArgumentsError
-from stepfleet.orchestrator.tools.definition import tool
+from stepfleet.orchestrator.errors import ConfigurationError, ToolArgumentsError
+from stepfleet.orchestrator.records.calls.answers import Awaited
+from stepfleet.orchestrator.tools.definition import Tool, tool
+from stepfleet.orchestrator.tools.web import http_get, http_get_from
+
+__all__ = ["ask_person", "calculator", "current_time", "http_get", "http_get_from"]
 
 Number = int | float
 
@@ -24,6 +31,39 @@ MAX_BITS = 4096
 
 _MAX_FACTORIAL = 500
 _MAX_PLACES = 1000
+
+
+@tool(name="ask_person", idempotent=True, queue=Awaited.PERSON)
+def _ask(question: str, options: list[str] | None = None) -> NoReturn:
+    """Ask a person, and wait for the answer, however long it takes.
+
+    Args:
+        question: What you need to know, so that somebody can answer who has not seen the rest.
+        options: The possible answers, if it must be one of them.
+    """
+    del question, options
+    raise ConfigurationError("ask_person is answered by `stepfleet answer`, on a fleet")
+
+
+ask_person: Tool[..., Any] = _ask
+
+
+@tool(read_only=True)
+def current_time(timezone: str = "UTC") -> str:
+    """Return the current date and time as ISO 8601 text with the offset from UTC.
+
+    Args:
+        timezone: Name of a time zone in the IANA database, for example Europe/Berlin.
+    """
+    try:
+        zone = ZoneInfo(timezone)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        # OSError: a name such as "Europe", which is a folder of the database.
+        raise ToolArgumentsError(
+            f"current_time: the time zone {timezone[:100]!r} is not known; use a name of the IANA "
+            "database such as Europe/Berlin, or UTC"
+        ) from None
+    return datetime.now(zone).isoformat(timespec="seconds")
 
 
 @tool(read_only=True, thread=False)
@@ -50,7 +90,7 @@ def evaluate(expression: str) -> Number:
         tree = ast.parse(expression.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         reason = error.msg if isinstance(error, SyntaxError) else "it is nested too deeply"
-        raise _refused(f"{expression[:100]!r} is no arithmetic expression: {reason}") from None
+        raise _refused(f"{expression[:100]!r} is not an arithmetic expression: {reason}") from None
     try:
         return _value(tree.body, 0)
     except ZeroDivisionError:
@@ -79,7 +119,7 @@ def _value(node: ast.expr, depth: int) -> Number:
             return _call(node, depth)
         case ast.Tuple():
             raise _refused("a comma separates arguments only; write 1000 instead of 1,000")
-    raise _refused(f"{type(node).__name__} is no arithmetic; use numbers, operators and functions")
+    raise _refused(f"{type(node).__name__} is not arithmetic; use numbers, operators and functions")
 
 
 def _chain(node: ast.BinOp, depth: int) -> Number:
@@ -139,7 +179,7 @@ def _named(name: str) -> float:
 
 def _constant(value: Any) -> Number:
     if type(value) not in (int, float):
-        raise _refused(f"{str(value)[:50]!r} is no number")
+        raise _refused(f"{str(value)[:50]!r} is not a number")
     return _checked(value)
 
 
