@@ -110,6 +110,18 @@ def test_the_index_lists_every_page() -> None:
     assert listed == {str(one.relative_to(DOCS)) for one in there} - {"README.md"}
 
 
+def test_the_pages_for_users_are_short() -> None:
+    """DOC-03: what proves, and what only the code's authors need, is in docs/internals."""
+    pages = [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("how-to/*.md")]
+    texts = {one: one.read_text(encoding="utf-8") for one in pages}
+    assert sum(len(text.split()) for text in texts.values()) <= 50_000
+    assert len(texts[ROOT / "README.md"].split()) <= 800
+    for name, text in texts.items():
+        for line in re.findall(r"^\|.*$", text, re.MULTILINE):
+            for cell in re.split(r"(?<!\\)\|", line):
+                assert len(cell.split()) <= 40, f"{name}: {cell}"
+
+
 # ------------------------------------------------------------------------------------- samples
 
 
