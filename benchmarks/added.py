@@ -25,10 +25,10 @@ from typing import Any
 
 import psutil
 from agents import runner
+from bench_figures import percentile
 from loads import LONGEST, Running, Setup, fleet, lines
 from monitor import Seen, Watch, watching
 
-from stepfleet.orchestrator.cli.bench.figures import percentile
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.lua import digest
 

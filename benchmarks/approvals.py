@@ -4,7 +4,7 @@ python benchmarks/approvals.py                         # 5,000 runs, one worker,
 python benchmarks/approvals.py --runs 200 --seconds 5
 
 `idle` is the fleet with nothing to do, `waiting` the same fleet while each run waits for an
-approval. `decide` is `stepfleet approve --tool look --yes` as a process of its own, `done` the time
+approval. `decide` is `stepfleet decide --approve --tool look --yes` as a process, `done` the time
 from its start to the end of the last run. The calls that were made are counted: none before the
 decision, and none twice.
 """
@@ -61,7 +61,7 @@ def waiting(running: Running) -> int:
 def decided(url: str) -> float:
     """Approve all by one command; return its seconds."""
     began = time.monotonic()
-    command = [sys.executable, "-m", "stepfleet.orchestrator.cli", "approve"]
+    command = [sys.executable, "-m", "stepfleet.orchestrator.cli", "decide", "--approve"]
     subprocess.run(
         [*command, "--tool", "look", "--yes"],
         check=True,

@@ -11,8 +11,7 @@ from dataclasses import replace
 import redis
 from loads import LONGEST, Setup, servers
 from processes import HERE, ended, redis_server, until, workers
-
-from stepfleet.orchestrator.cli.bench.readings import SECTIONS, Cost, Reading
+from readings import SECTIONS, Cost, Reading
 
 
 def floor(runs: int, steps: int, latency: str, *, stub: bool = False, at_once: int = 0) -> Cost:

@@ -15,13 +15,13 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from agents import runner
+from bench_figures import percentile
 from loads import Running, Setup, fleet
 from plots import Line, Plot
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, parser, show, values
 
 from stepfleet import Agent, LLMResponse, Message, ModelRequest
-from stepfleet.orchestrator.cli.bench.figures import percentile
 from stepfleet.orchestrator.models.pricing import current_prices
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries

@@ -17,10 +17,10 @@ from typing import Any
 
 from agents import runner
 from loads import LONGEST, Running, Setup, fleet, lines
+from readings import Cost
 from reports import Column, begin, finish, parser, show
 
 from stepfleet import Batch
-from stepfleet.orchestrator.cli.bench.readings import Cost
 
 KEY = ("what", "runs", "page", "workers", "latency")
 TEXT = "1 turns: {count} results, {outputs}"

@@ -1,4 +1,4 @@
-"""A whole fleet for a measurement, and its load; cost is counted as in `stepfleet bench`."""
+"""A whole fleet for a measurement, and its load; cost is counted as in `bench.py`."""
 
 import contextlib
 import time
@@ -9,9 +9,9 @@ from pathlib import Path
 import redis
 from agents import runner
 from processes import HERE, Model, model, redis_server, until, workers
+from readings import SECTIONS, Cost, Reading
 
 from stepfleet import Fleet
-from stepfleet.orchestrator.cli.bench.readings import SECTIONS, Cost, Reading
 
 WARM_RUNS, WARM_STEPS = 20, 2
 LONGEST = 1800.0

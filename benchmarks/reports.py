@@ -13,7 +13,7 @@ from repeats import Spread
 from rich.console import Console
 from rich.table import Table
 
-from stepfleet.orchestrator.cli.setup.open_files import raise_open_files_limit
+from stepfleet.orchestrator.cli.watchdog import raise_open_files_limit
 
 WIDTH = 100
 progress = Console(stderr=True, highlight=False)

@@ -21,11 +21,11 @@ from agents import runner
 from loads import LONGEST, WARM_SECONDS, Running, Setup, fleet, lines
 from plots import Line, Plot
 from processes import until
+from readings import Cost
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, grouped, parser, progress, show, values
 
 from stepfleet import Batch, Fleet
-from stepfleet.orchestrator.cli.bench.readings import Cost
 
 PARTS = ("history", "waiting", "workers")
 KEY = ("part", "what", "size")

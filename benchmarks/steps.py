@@ -24,10 +24,9 @@ import added
 import bare
 from loads import Setup, fleet
 from plots import Line, Plot
+from readings import Cost
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, grouped, parser, show, values
-
-from stepfleet.orchestrator.cli.bench.readings import Cost
 
 KEY = ("what", "workers", "in_flight", "latency", "steps_per_run")
 

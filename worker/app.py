@@ -23,7 +23,7 @@ from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings, 
 from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.orchestrator.store.opening.opening import celery_app
 from stepfleet.worker.engine.bridge import end_home, explain_ends
-from stepfleet.worker.engine.concurrency import Gate
+from stepfleet.worker.engine.messages import Gate
 from stepfleet.worker.engine.other_tasks import dead_letter_receiver, give_threads, limit_tasks
 from stepfleet.worker.engine.pool import refuse_greenlet_pools
 from stepfleet.worker.engine.transport import EVENTS, batch_url

@@ -1,10 +1,14 @@
-"""What a step needs from the outside: every collaborator of `step.py`, as protocols."""
+"""What a step needs from the outside, and what each attempt at one knows.
+
+Protocols stand where a test has an implementation of its own, or where the step must not import
+the one that there is, since it does I/O.
+"""
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Protocol, Self
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.reasoner import Reasoner
@@ -14,19 +18,22 @@ from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.memory.policy import Memory
 from stepfleet.orchestrator.memory.pruning import Count, CustomPolicy, estimate_tokens
 from stepfleet.orchestrator.models.pricing import Cost
-from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, StepHint
+from stepfleet.orchestrator.protocol.attempt import Span
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, Work
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall
 from stepfleet.orchestrator.records.calls.answers import Awaited, RunEnd
 from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.tools import CallStatus, Tool, ToolInvocation, ToolRegistry
+from stepfleet.orchestrator.records.usage import FailedCall, LostUse
+from stepfleet.orchestrator.tools import ToolRegistry
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
-from stepfleet.worker.leases.lease import AnyLease, Lease
+from stepfleet.worker.leases.lease import Lease
+from stepfleet.worker.toolbox.box import LocalToolbox
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +46,7 @@ Around = Callable[[Call], Call]
 class Store(Protocol):
     """Claim, journal, commit."""
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+    async def claim(self, hint: Work, token: str) -> Claim | Refusal:
         """Take a step, or be refused."""
 
     async def journal(
@@ -65,12 +72,12 @@ class Store(Protocol):
 class CallStore(Protocol):
     """Take, leave, deliver."""
 
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
+    async def take(self, hint: Work, token: str) -> TakenCall | Refusal:
         """Take a call, or be refused."""
 
     async def leave(
         self,
-        hint: ToolHint,
+        hint: Work,
         token: str,
         *,
         delay: float = 0.0,
@@ -125,45 +132,13 @@ class AgentCode(Protocol):
         """Let the response cache drop an answer that has failed by what it means."""
 
 
-class Toolbox(Protocol):
-    """Executes tool calls."""
-
-    async def execute(
-        self,
-        call: ToolCall,
-        tools: ToolRegistry,
-        invocation: ToolInvocation,
-        *,
-        clock: Callable[[], datetime],
-    ) -> ToolCallRecord:
-        """Run one call. A tool's error becomes the record's; only cancellation raises."""
-
-    async def recall(
-        self,
-        call: ToolCall,
-        tool: Tool[..., Any],
-        invocation: ToolInvocation,
-        *,
-        clock: Callable[[], datetime],
-    ) -> ToolCallRecord | CallStatus:
-        """Query the tool's status hook for a call whose worker was lost."""
-
-    async def needs_approval(
-        self,
-        call: ToolCall,
-        tool: Tool[..., Any],
-        invocation: ToolInvocation,
-        *,
-        clock: Callable[[], datetime],
-    ) -> bool:
-        """Query the tool's rule whether a call waits for a person."""
-
-    def text(self, record: ToolCallRecord) -> str:
-        """Return what the model reads of a record."""
+Attend = Callable[[TakenCall, AgentCode], Awaitable[float]]
+"""Does what a call that waits needs now, twice as well as once. Returns after how many seconds it
+is to be looked at again, if it has no answer by then."""
 
 
-class Circuits(Protocol):
-    """Which services of models are out for the whole fleet."""
+class OpenCircuits(Protocol):
+    """The services of models that are out for the whole fleet."""
 
     @property
     def watched(self) -> bool:
@@ -177,13 +152,6 @@ class Circuits(Protocol):
 
     async def answered(self, service: str) -> None:
         """Note an answered call."""
-
-
-class Isolation(Protocol):
-    """Has work that has lost its workers executed in isolated processes."""
-
-    async def takes(self, lease: AnyLease, ports: "Ports") -> bool:
-        """Return whether the work was, or will be, executed elsewhere."""
 
 
 class StepObserver:
@@ -214,50 +182,56 @@ class Ports:
     """All of them, composed once per worker process.
 
     `agent` finds an agent's code by configuration and raises `ConfigurationError` where this
-    worker lacks it. `elapsed` is a monotonic clock in seconds; `jitter` returns 0 to 1;
-    `cost` prices a call in USD; `patience` is the delay in seconds before another worker gets a
-    tool call whose code is not here; `tokens` returns what counts a message's tokens for a model;
-    `hold` counts a run that is about to end with a permanent error, and returns the number of the
-    request that holds its batch, or 0 where the run may end (see `protocol.holding`);
-    `circuits` know which services are out, for which a step waits `outage_patience` seconds;
-    `crash` is called at points where tests end the process; without `isolation` all work is
-    executed in this process; `stop_run` cancels a run that the second one has started, and waits
-    for no longer, and returns what is known of it; `attend` looks after a call that waits for
-    another run or a person, and returns after how many seconds it is to be looked at again, if it
-    has no answer by then;
-    `successor` returns the stored configuration of the agent that goes on with a run, by its name,
-    and raises `ConfigurationError` where nobody knows it; `admit` has a step call a model under
-    that one's own limits and in its turn, and raises `ModelError` where these have no room.
+    worker lacks it. `jitter` returns 0 to 1; `cost` prices a call in USD; `crash` is called at
+    points where tests end the process; `patience` is the delay in seconds before another worker
+    gets a tool call whose code is not here; `tokens` returns what counts a message's tokens for a
+    model.
+    `admit` has a step call a model under that one's own limits and in its turn, and raises
+    `ModelError` where these have no room. `successor` returns the stored configuration of the
+    agent that goes on with a run, by its name, and raises `ConfigurationError` where nobody knows
+    it. `stop_run` cancels a run that the second one has started, and waits for no longer, and
+    returns what is known of it. `attend` has what looks after calls that wait for
+    another run or a person.
+    `isolation` tells whether work that has lost workers was, or will be, executed in another
+    process; without it all work is executed in this one. `hold` counts a run that is about to end
+    with a permanent error, and returns the number of the request that holds its batch, or 0 where
+    the run may end (see `protocol.holding`). `circuits` know which services are out, for which a
+    step waits `outage_patience` seconds.
     """
 
     store: Store
     calls: CallStore
     agent: Callable[[AgentConfig], AgentCode]
-    toolbox: Toolbox
+    toolbox: LocalToolbox
     cost: Cost
-    elapsed: Callable[[], float]
     jitter: Callable[[], float]
     token: Callable[[], str]
     crash: Callable[[str], None]
+    admit: Callable[["StepContext", ModelRequest], Awaitable[None]]
+    successor: Callable[[str], Awaitable[AgentConfig]]
+    stop_run: Callable[[str, str], Awaitable[RunEnd | None]]
+    attend: Mapping[Awaited, Attend]
     worker: str = ""
     poison_limit: int = 3
     patience: float = 5.0
     tokens: Callable[[str], Count] = lambda _: estimate_tokens
-    isolation: Isolation | None = None
     pacing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
     observers: tuple[StepObserver, ...] = ()
+    isolation: Callable[[Lease, "Ports"], Awaitable[bool]] | None = None
     hold: Callable[[Claim, ErrorInfo], Awaitable[int]] | None = None
-    circuits: Circuits | None = None
+    circuits: OpenCircuits | None = None
     outage_patience: float = 86_400.0
-    stop_run: Callable[[str, str], Awaitable[RunEnd | None]] | None = None
-    attend: Callable[[TakenCall, Awaited, AgentCode], Awaitable[float]] | None = None
-    successor: Callable[[str], Awaitable[AgentConfig]] | None = None
-    admit: Callable[[Lease, ModelRequest], Awaitable[None]] | None = None
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
-        """Claim a step by the store, seen by the observers. Raises `StoreError`."""
+    async def claim(self, work: Work, token: str) -> Claim | TakenCall | Refusal:
+        """Claim a step or a tool call, seen by the observers. Raises `StoreError`."""
+        if work.index is not None:
+            taken = await self.calls.take(work, token)
+            if isinstance(taken, TakenCall):
+                self._tell(lambda observer: observer.call_taken(taken))
+                self.crash("call-taken")
+            return taken
         self.crash("before-claim")
-        claim = await self.store.claim(hint, token)
+        claim = await self.store.claim(work, token)
         self._tell(lambda observer: observer.claimed(claim))
         if isinstance(claim, Claim):
             self.crash("after-claim")
@@ -272,14 +246,6 @@ class Ports:
             self.crash("after-commit")
         return committed
 
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
-        """Take a tool call by the store, seen by the observers. Raises `StoreError`."""
-        taken = await self.calls.take(hint, token)
-        if isinstance(taken, TakenCall):
-            self._tell(lambda observer: observer.call_taken(taken))
-            self.crash("call-taken")
-        return taken
-
     async def deliver(self, taken: TakenCall, record: ToolCallRecord, seconds: float) -> Delivered:
         """Deliver a result by the store, seen by the observers. Raises `StoreError`."""
         self.crash("call-made")
@@ -293,3 +259,52 @@ class Ports:
                 tell(observer)
             except Exception:
                 log.exception("an observer of steps failed")
+
+
+@dataclass(slots=True)
+class ModelCalls:
+    """The model calls of an attempt at a step, as far as no record has them yet.
+
+    `called` is the request while a model is called; `has_called` is set from the first call on, and
+    `uncalled` while the store knows that there was none. `failed` has the calls that failed and are
+    not in the ledger yet, with their errors; `entered` is how many it has, `lost` what these cost.
+    `answers` are paid ones that no record has yet, by the models that were called; `journaled` is
+    set once the newest of them is in the journal. `remembered` is memory work that is journaled.
+    `admitted` is the model that may be called under the limits of the fleet, where it is not the
+    agent's first.
+    """
+
+    remembered: Remembered | None
+    uncalled: bool
+    called: ModelRequest | None = None
+    has_called: bool = False
+    failed: list[tuple[Exception | None, FailedCall]] = field(default_factory=list)
+    entered: int = 0
+    lost: LostUse = LostUse()  # noqa: RUF009 - frozen
+    answers: list[tuple[str, LLMResponse]] = field(default_factory=list)
+    journaled: bool = False
+    admitted: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StepContext:
+    """What an attempt at a step knows: its claim and lease, the calls it has made, the ports."""
+
+    claim: Claim
+    lease: Lease
+    calls: ModelCalls
+    ports: Ports
+
+    @classmethod
+    def of(cls, claim: Claim, lease: Lease, ports: Ports) -> Self:
+        """Return the context at the beginning of an attempt."""
+        return cls(claim, lease, ModelCalls(claim.journal.remembered, claim.uncalled), ports)
+
+    @property
+    def span(self) -> Span:
+        """When the step started, and how long it has taken.
+
+        A step that has waited for tool calls has parts: their times add up, and the calls' own.
+        """
+        journal = self.claim.journal
+        return Span(journal.began or self.claim.now, journal.spent + self.lease.seconds)

@@ -1,10 +1,8 @@
 """The Celery tasks of steps and tool calls: thin. Their outcome is what Flower shows."""
 
 import logging
-from collections.abc import Callable
-from dataclasses import astuple
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
 from celery import Celery, Task
@@ -12,22 +10,19 @@ from celery.exceptions import Reject, Retry
 from celery.utils.saferepr import saferepr
 
 from stepfleet.orchestrator.errors import AgentException, StoreError
-from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
-from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry
-from stepfleet.worker.attempt.tool_task import CallReport
 from stepfleet.worker.engine.bridge import await_
-from stepfleet.worker.engine.concurrency import (
+from stepfleet.worker.engine.messages import (
     Gate,
     Inadmissible,
-    call_hint,
     check_limits,
-    step_hint,
+    work_in,
 )
 from stepfleet.worker.runtime.services import Services
-from stepfleet.worker.step import StepReport
+from stepfleet.worker.step import Report
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +30,6 @@ SHOWN = 300
 ISOLATED = "executed in an isolated process"
 TRACER_LOG = "celery.app.trace"
 STOPPING = "the worker is stopping"
-
-Hint = TypeVar("Hint", StepHint, ToolHint)
-
 
 PROMISED: dict[str, Any] = {
     "acks_late": True,
@@ -107,15 +99,17 @@ def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
     """Give `app` the tasks of steps and of tool calls. `gate` checks signatures."""
     logging.getLogger(TRACER_LOG).addFilter(is_worth_logging)
 
-    def admitted(task: Task, hint_of: Callable[[Any, Any], Hint], args: Any, kwargs: Any) -> Hint:
+    def run(task: Task, args: Any, kwargs: Any) -> str:
         try:
-            hint = hint_of(args, kwargs)
+            work = work_in(task.name, args, kwargs)
             if gate:
-                gate.check(task.name, list(astuple(hint)), task.request)
+                gate.check(task.name, work.args, task.request)
             check_limits(task.request)
         except Inadmissible as refusal:
             raise put_aside(services, task, refusal) from None
-        return hint
+        report = await_(services.limits.keep(task, services.run(work)))
+        services.crash("before-acknowledge")
+        return outcome(report)
 
     options = {**PROMISED, "serializer": "json", "rate_limit": 0}
     made = partial(app.task, base=ShownTask, bind=True, **options)
@@ -123,18 +117,12 @@ def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
     @made(name=TASK, throws=(StepFailed,))
     def step(self: Task, *args: Any, **kwargs: Any) -> str:
         """Do one step of a run: `(run_id, step)` is a hint, Redis holds the truth."""
-        hint = admitted(self, step_hint, args, kwargs)
-        report = await_(services.limits.keep(self, services.run_step(hint)))
-        services.crash("before-acknowledge")
-        return step_outcome(report)
+        return run(self, args, kwargs)
 
     @made(name=TOOL_TASK, throws=(CallFailed,))
     def call(self: Task, *args: Any, **kwargs: Any) -> str:
         """Make one tool call of a step: a hint too; run and arguments are in Redis."""
-        hint = admitted(self, call_hint, args, kwargs)
-        report = await_(services.limits.keep(self, services.run_call(hint)))
-        services.crash("before-acknowledge")
-        return call_outcome(report)
+        return run(self, args, kwargs)
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:
@@ -146,17 +134,21 @@ def is_worth_logging(record: logging.LogRecord) -> bool:
     return not (isinstance(raised, Reject) and raised.reason == STOPPING)
 
 
-def step_outcome(report: StepReport) -> str:
+def outcome(report: Report) -> str:
     """Return what Celery shows as the task's result.
 
-    Raises `StepFailed` for a failed step, `StepRetried` for one that is retried later, and
-    `Reject` to put a hint back that a stopping worker does not take.
+    Raises `StepFailed` for a failed step, `StepRetried` for one that is retried later, `CallFailed`
+    for a failed tool call, and `Reject` to put a message back that a stopping worker does not take.
     """
     if report.refusal:
-        return _refused(report.hint.run_id, report.refusal)
-    verdict = report.verdict
+        return _refused(report.work.run_id, report.refusal)
     if report.isolated:
         return ISOLATED
+    return _step_outcome(report) if report.work.index is None else _call_outcome(report)
+
+
+def _step_outcome(report: Report) -> str:
+    verdict = report.verdict
     if verdict is None or not report.applied:
         return "dropped: another worker had taken over"
     if verdict.move is Move.RETRY:
@@ -182,15 +174,7 @@ def where_failed(verdict: Verdict) -> str | None:
     return found[0] if found else None
 
 
-def call_outcome(report: CallReport) -> str:
-    """Return what Celery shows as a tool task's result.
-
-    Raises `CallFailed` for a failed call, and `Reject` as `step_outcome` does.
-    """
-    if report.refusal:
-        return _refused(report.hint.run_id, report.refusal)
-    if report.isolated:
-        return ISOLATED
+def _call_outcome(report: Report) -> str:
     if report.attended:
         return "waits"
     if report.record is None:

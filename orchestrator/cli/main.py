@@ -1,73 +1,141 @@
-"""Where the command line begins: builds the commands, and turns errors into one message each.
+"""Where the command line begins: which commands there are, and errors as one message each.
 
+A command's module is imported when the command is named: `stepfleet --help` answers at once.
 A user's error is a message with its fix and exit code 2; only our own faults show a traceback.
 """
 
 import os
+import re
 import sys
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
-from stepfleet.orchestrator.cli.commands import (
-    approvals,
-    batches,
-    control,
-    fleets,
-    limits,
-    runs,
-    schedules,
-)
-from stepfleet.orchestrator.cli.terminal.exit_codes import INTERRUPTED, USAGE
+from stepfleet.orchestrator.cli.options import INTERRUPTED, USAGE
 
-COMMANDS = (
-    *(batches.run, batches.ask, fleets.up, fleets.worker, fleets.flower),
-    *(batches.submit, batches.then, batches.status, batches.watch),
-    *(batches.failures, batches.results),
-    *(runs.ls, runs.show, runs.explain, runs.events),
-    *(runs.snapshot, runs.checkpoint, runs.restore, runs.fork, runs.compare),
-    *(control.retry, control.send, control.cancel, control.pause, control.resume, control.purge),
-    *(approvals.approvals, approvals.approve, approvals.deny, approvals.answer),
-    *(fleets.workers, fleets.costs, fleets.bench, fleets.doctor),
+GROUPS = {
+    "Run": {
+        "run": ("run", "Run a file of inputs: Redis, workers, progress and results."),
+        "ask": ("ask", "Ask an agent one question, and print its answer."),
+        "submit": ("submit", "Submit a file of inputs to a fleet, and print the batch's id."),
+        "watch": ("submit", "Show a batch's progress until it has ended."),
+        "results": ("submit", "Write the results of a batch to the screen or a file."),
+    },
+    "Look": {
+        "status": ("look", "Show a batch, or the fleet: its workers and newest batches."),
+        "explain": ("explain", "Explain why a run stopped, continues or does not move."),
+        "failures": ("look", "Group runs that did not complete by cause."),
+        "ls": ("look", "List runs, the newest first; all conditions hold."),
+        "show": ("look", "Show a run's trace: its input, steps, tools, answer."),
+        "events": ("look", "Print a run's events, a line of JSON each."),
+        "compare": ("look", "Compare two runs: their costs, the step where they part."),
+        "costs": ("costs", "Show what model calls have cost."),
+    },
+    "Steer": {
+        "cancel": ("steer", "Cancel a run, or all open runs of a batch."),
+        "pause": ("steer", "Pause a run, a batch or the fleet."),
+        "resume": ("steer", "Resume a paused run, batch or fleet."),
+        "retry": ("steer", "Continue ended runs at their failed step."),
+        "send": ("steer", "Send an ended run a further message."),
+        "fork": ("steer", "Start a run that begins with the first steps of another one."),
+        "checkpoints": ("steer", "Save runs as files or short JSON, and restore them."),
+        "purge": ("steer", "Remove ended runs before their retention is over."),
+    },
+    "People": {
+        "approvals": ("approvals", "List the calls and questions that wait for a person."),
+        "decide": ("approvals", "Approve or deny calls that wait, or answer a question."),
+    },
+    "Operate": {
+        "up": ("operate", "Run a local fleet until Ctrl-C: Redis and workers."),
+        "worker": ("workers", "Become one Celery worker, in the foreground."),
+        "flower": ("operate", "Run Flower on the fleet's broker."),
+        "doctor": ("doctor", "Check the set-up, and name the fix for each problem."),
+        "limits": ("operate", "Show, set and clear limits of the whole fleet."),
+        "schedule": ("schedules", "Batches that are submitted again and again."),
+        "cache": ("operate", "Inspect and clear the response cache."),
+    },
+}
+"""The headings of `--help`; below each its commands, with their modules and a line of help."""
+OLD_WORDS = {
+    "then": ("submit", "The same as submit --after-batch."),
+    "workers": ("look", "The workers, which status shows too."),
+    "snapshot": ("steer", "The same as checkpoints snapshot."),
+    "checkpoint": ("steer", "The same as checkpoints write."),
+    "restore": ("steer", "The same as checkpoints restore."),
+    "approve": ("approvals", "The same as decide --approve."),
+    "deny": ("approvals", "The same as decide --deny."),
+    "answer": ("approvals", "The same as decide --answer."),
+}
+"""Commands of earlier versions: they work, and `--help` does not list them."""
+_WORDS = (
+    (re.compile(r"\b(retry|send) with (\w+)="), r"--raise \2="),
+    (re.compile(r"\b(fork|restore) with (\w+)="), r"--set \2="),
+    (re.compile(r"\bskip_invalid=True\b"), "--skip-invalid"),
+    (re.compile(r"\(at=(\d+)\)"), r"(--at \1)"),
+    (re.compile(r"\(agent=\.\.\.\)"), "(--agent)"),
+    (re.compile(r"\bgive page=N\b"), "give --page N"),
+    (
+        re.compile(r"\bor for the whole batch with agent=\.\.\."),
+        "or for all lines with --agent NAME",
+    ),
+    (re.compile(r"or pass the agent itself"), "or name its module here: --agents MODULE"),
+    (
+        re.compile(r"\brestore with the agent that shall go on\b"),
+        "name one that shall go on: --agent",
+    ),
 )
+_HELP = {"help_option_names": ["-h", "--help"]}
+
+
+class Command(TyperCommand):
+    """A command's name and line of help, which stand for it until it is called."""
+
+    def __init__(self, name: str, module: str, line: str, heading: str | None) -> None:
+        super().__init__(name, help=line, rich_help_panel=heading, hidden=heading is None)
+        self._module = module
+
+    def load(self) -> Any:
+        """Return the command itself: the function or the `Typer` of that name in its module."""
+        module = import_module(f"stepfleet.orchestrator.cli.{self._module}")
+        found = getattr(module, str(self.name))
+        if isinstance(found, typer.Typer):
+            return typer.main.get_group(found)
+        app = typer.Typer(add_completion=False, context_settings=_HELP)
+        app.command(self.name)(found)
+        return typer.main.get_command(app)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
+    ) -> Any:
+        """Return the context of the command itself, which then runs."""
+        return self.load().make_context(info_name, args, parent, **extra)
+
+
+class Commands(TyperGroup):
+    """All commands, under their headings."""
+
+    def __init__(self, **attrs: Any) -> None:
+        super().__init__(**attrs)
+        for heading, commands in [*GROUPS.items(), (None, OLD_WORDS)]:
+            for name, (module, line) in commands.items():
+                self.add_command(Command(name, module, line, heading))
 
 
 def build() -> typer.Typer:
     """Return the application with all commands."""
     app = typer.Typer(
         name="stepfleet",
+        cls=Commands,
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        context_settings={"help_option_names": ["-h", "--help"]},
+        context_settings=_HELP,
         result_callback=_end,
         epilog="Exit codes: 0 all completed, 1 some runs failed, 2 usage or set-up error, "
         "130 interrupted.",
     )
     app.callback()(_options)
-    for command in COMMANDS:
-        app.command()(command)
-    cache = typer.Typer(
-        name="cache", no_args_is_help=True, help="Inspect and clear the response cache."
-    )
-    cache.command("stats")(fleets.cache_stats)
-    cache.command("clear")(fleets.cache_clear)
-    app.add_typer(cache)
-    shared = typer.Typer(name="limits", no_args_is_help=True, help="Limits of the whole fleet.")
-    shared.command("show")(limits.limits_show)
-    shared.command("set")(limits.limits_set)
-    shared.command("clear")(limits.limits_clear)
-    app.add_typer(shared)
-    timed = typer.Typer(
-        name="schedule", no_args_is_help=True, help="Batches that are submitted again and again."
-    )
-    timed.command("add")(schedules.schedule_add)
-    timed.command("list")(schedules.schedule_list)
-    timed.command("show")(schedules.schedule_show)
-    timed.command("pause")(schedules.schedule_pause)
-    timed.command("resume")(schedules.schedule_resume)
-    timed.command("remove")(schedules.schedule_remove)
-    timed.command("run-now")(schedules.schedule_run_now)
-    app.add_typer(timed)
     return app
 
 
@@ -120,11 +188,17 @@ def _message(error: BaseException) -> str | None:
     # Only code that has run can have raised our errors: not loaded means not raised.
     ours = sys.modules.get("stepfleet.orchestrator.errors")
     if ours is not None and isinstance(error, ours.AgentException):
-        from stepfleet.orchestrator.cli.terminal.format import shown  # noqa: PLC0415 - seldom
-        from stepfleet.orchestrator.cli.terminal.words import in_cli_words  # noqa: PLC0415
+        from stepfleet.orchestrator.cli.terminal import shown  # noqa: PLC0415 - seldom
 
         return shown(in_cli_words(str(error)))  # it may quote what a model has written
     if isinstance(error, ExceptionGroup):
         messages = [_message(one) for one in error.exceptions]
         return messages[0] if messages and all(messages) else None
     return None
+
+
+def in_cli_words(message: str) -> str:
+    """Return an error's message with the options that do what its arguments would."""
+    for pattern, option in _WORDS:
+        message = pattern.sub(option, message)
+    return message

@@ -1,4 +1,4 @@
-"""Options that several commands share, declared once."""
+"""Options that several commands share, declared once, and exit codes."""
 
 import shlex
 from contextvars import ContextVar
@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
+COMPLETED, SOME_FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
+"""Exit codes of the commands."""
 DATA_FOLDER = Path(".stepfleet")
 _data = ContextVar("data", default=DATA_FOLDER)
 FLOWER_PORT = "STEPFLEET_FLOWER_PORT"
@@ -210,3 +212,6 @@ GoOnWith = Annotated[
     str | None,
     typer.Option("--batch", "-b", metavar="ID", help="Go on with this batch; no FILE."),
 ]
+
+
+INPUTS = "Inputs: JSONL, CSV, TSV, Parquet or a JSON array."

@@ -201,7 +201,7 @@ async def stepped(
             verdict = report.verdict
             _end_if_quit(verdict.logged if verdict else None)
             yield DebugStep(
-                step=report.hint.step + 1,
+                step=report.work.step + 1,
                 logged=verdict.logged if verdict else None,
                 result=run.result(),
                 error=_error_of(verdict),

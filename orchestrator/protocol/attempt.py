@@ -29,7 +29,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The model answered and all its tool calls have a record, in call order.
+    """The result of a turn: the model answered and all its tool calls have a record, in call order.
 
     `handled` are the indexes of calls that the agent's reasoner answered; `progress` is its
     reading of the response. `noted` is set where this attempt has journaled the response: then no
@@ -101,23 +101,21 @@ class Interruption(StrEnum):
 class Interrupted:
     """The attempt was broken off.
 
-    `response` is set when the model had answered; then `records` and `texts` hold one entry
-    per call: its result, or that it was not run. `unsent` is set where no model was called,
-    `spent` where one was: what that may have cost, or its model alone.
+    `answer` is set when the model had answered; the record of a call that had no result says that
+    it was not run. `unsent` is set where no model was called, `spent` where one was: what that may
+    have cost, or its model alone.
     """
 
     span: Span
     by: Interruption
-    response: LLMResponse | None = None
-    records: tuple[ToolCallRecord, ...] = ()
-    texts: tuple[str, ...] = ()
-    cost_usd: float = 0.0
-    progress: Progress | None = None
-    handled: frozenset[int] = frozenset()
-    noted: bool = False
-    handoff: HandedOver | None = None
+    answer: Answered | None = None
     unsent: bool = False
     spent: Spent | None = None
+
+    @property
+    def response(self) -> LLMResponse | None:
+        """What the model had answered, if it had."""
+        return self.answer.response if self.answer else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,12 +138,12 @@ class Wait:
 class Parked:
     """The model answered, and the step waits for tool calls that are tasks of their own.
 
-    `otherwise` is what the attempt comes to if a cancel arrives before it waits.
+    `answer` is committed if a cancel arrives before it waits: the calls were not run.
     """
 
     span: Span
     waits: tuple[Wait, ...]
-    otherwise: Interrupted
+    answer: Answered
 
 
 Attempt = Answered | Failed | Prevented | Interrupted | Parked

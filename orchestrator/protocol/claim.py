@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.limits.budgets import Exhausted
@@ -191,11 +192,26 @@ def next_group(waiting: Sequence[Suspect], places: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
-class StepHint:
-    """The content of a task message: this step of this run may be due. Steps count from 0."""
+class Work:
+    """What a task message names: this step of this run may be due, or a tool call of it.
+
+    Steps count from 0, and so does `index`, that of the call in its response; None for the step.
+    """
 
     run_id: str
     step: int
+    index: int | None = None
+
+    @property
+    def args(self) -> list[Any]:
+        """The arguments of its task."""
+        args = [self.run_id, self.step, self.index]
+        return args if self.index is not None else args[:2]
+
+    @property
+    def of_step(self) -> "Work":
+        """The step that this is, or is a call of."""
+        return Work(self.run_id, self.step)
 
 
 class Refused(StrEnum):
@@ -314,9 +330,9 @@ class Claim:
         return self.batch_id or self.billed or ""
 
     @property
-    def hint(self) -> StepHint:
+    def hint(self) -> Work:
         """What names this step in a task message."""
-        return StepHint(self.run_id, self.step)
+        return Work(self.run_id, self.step)
 
     @property
     def crashes(self) -> int:

@@ -76,7 +76,7 @@ def events_of(claim: Claim, attempt: Attempt, verdict: Verdict, facts: Facts) ->
 
 def _requests(claim: Claim, attempt: Attempt, waiting: Waiting, facts: Facts) -> Iterator[Event]:
     """Yield what the step asks people for."""
-    response = attempt.otherwise.response if isinstance(attempt, Parked) else None
+    response = attempt.answer.response if isinstance(attempt, Parked) else None
     for one in waiting.calls:
         awaited = awaited_by(one.queue)
         if awaited is None or not awaited.by_people or response is None:

@@ -68,7 +68,7 @@ def because(error: ErrorInfo | None) -> dict[str, Any]:
     return {"reason": error.message, "error_type": error.type, "code": error.code}
 
 
-def late(claim: Claim, attempt: Answered | Failed | Interrupted, result: StepResult) -> LostAttempt:
+def late(claim: Claim, attempt: Answered | Failed, result: StepResult) -> LostAttempt:
     """Return the entry for a step whose commit comes too late."""
     if isinstance(attempt, Failed):
         return lost_attempt(claim, attempt, LostKind.LATE)
@@ -89,7 +89,7 @@ def late(claim: Claim, attempt: Answered | Failed | Interrupted, result: StepRes
     )
 
 
-def in_vain(claim: Claim, attempt: Answered | Failed | Interrupted) -> LostAttempt | None:
+def in_vain(claim: Claim, attempt: Answered | Failed) -> LostAttempt | None:
     """Return the ledger entry of failed calls that may have been paid for."""
     if not isinstance(attempt, Failed) or claim.journal.response is not None:
         return None
@@ -133,8 +133,8 @@ def lost_use(attempts: Iterable[LostAttempt | None]) -> LostUse:
     )
 
 
-def remembered_of(attempt: Answered | Failed | Interrupted) -> Remembered | None:
+def remembered_of(attempt: Answered | Failed) -> Remembered | None:
     """Return the memory work of an attempt."""
     if isinstance(attempt, Failed):
         return attempt.remembered
-    return attempt.response.remembered if attempt.response else None
+    return attempt.response.remembered

@@ -171,18 +171,18 @@ def decide(claim: Claim, attempt: Attempt, criteria: ContinuationCriteria, facts
         case Interrupted(by=Interruption.HANDED_BACK) | Interrupted(by=Interruption.LEASE_LOST):
             lost = lost_attempt(claim, attempt, LostKind.INTERRUPTED)
             return Verdict(Move.RELEASE, claim.state, lost=lost)
-        case Interrupted(response=None):
-            lost = lost_attempt(claim, attempt, LostKind.INTERRUPTED)
-            return replace(_finish(claim.state, criteria.evaluate(claim.state)), lost=lost)
         case Parked():
             return _parked(claim, attempt, criteria, facts)
+        case (Answered() as done) | (Failed() as done) | Interrupted(answer=Answered() as done):
+            return _committed(claim, done, criteria, facts)
         case _:
-            return _committed(claim, attempt, criteria, facts)
+            lost = lost_attempt(claim, attempt, LostKind.INTERRUPTED)
+            return replace(_finish(claim.state, criteria.evaluate(claim.state)), lost=lost)
 
 
 def _committed(
     claim: Claim,
-    attempt: Answered | Failed | Interrupted,
+    attempt: Answered | Failed,
     criteria: ContinuationCriteria,
     facts: Facts,
 ) -> Verdict:
@@ -206,7 +206,7 @@ def _committed(
 
 def _logged(
     claim: Claim,
-    attempt: Answered | Failed | Interrupted,
+    attempt: Answered | Failed,
     criteria: ContinuationCriteria,
     facts: Facts,
 ) -> tuple[AgentState, LoggedStep]:
@@ -263,18 +263,18 @@ def _error_of(outcome: ContinuationOutcome) -> str | None:
 
 def _parked(claim: Claim, attempt: Parked, criteria: ContinuationCriteria, facts: Facts) -> Verdict:
     if claim.state.stop_requested is not None:
-        return _committed(claim, attempt.otherwise, criteria, facts)
-    response = attempt.otherwise.response
-    usage = response.usage if response else None
+        return _committed(claim, attempt.answer, criteria, facts)
+    response = attempt.answer.response
+    usage = response.usage
     paid = LostAttempt(
         kind=LostKind.INTERRUPTED,
         step=claim.number,
         seconds=attempt.span.seconds,
         tokens=usage.total_tokens if usage else 0,
-        cost_usd=attempt.otherwise.cost_usd,
-        model=response.model or None if response else None,
+        cost_usd=attempt.answer.cost_usd,
+        model=response.model or None,
         usage=usage,
-        service_tier=response.service_tier if response else "",
+        service_tier=response.service_tier,
     )
     seconds = attempt.span.seconds - claim.journal.spent
     late = paid.model_copy(update={"kind": LostKind.LATE, "seconds": seconds})
@@ -353,9 +353,7 @@ def _policy_delay(claim: Claim, attempt: Attempt, state: AgentState, facts: Fact
     return within_time(delay, claim.config, state, facts.now)
 
 
-def _step_result(
-    claim: Claim, attempt: Answered | Failed | Interrupted, facts: Facts
-) -> StepResult:
+def _step_result(claim: Claim, attempt: Answered | Failed, facts: Facts) -> StepResult:
     span: Span = attempt.span
     if isinstance(attempt, Failed):
         return StepResult(
@@ -371,7 +369,6 @@ def _step_result(
             waited_for=claim.waited_for,
         )
     response = attempt.response
-    assert response is not None  # noqa: S101 - decide() has matched the other case
     errors = tuple(
         record.error.without_traceback()
         for index, record in enumerate(attempt.records)
@@ -418,13 +415,12 @@ def _step_type(*, has_errors: bool, has_tools: bool) -> StepType:
     return StepType.TOOL_EXECUTION if has_tools else StepType.FINAL_RESPONSE
 
 
-def _messages(attempt: Answered | Interrupted) -> tuple[Message, ...]:
+def _messages(attempt: Answered) -> tuple[Message, ...]:
     """Return the assistant's message, then one tool message per call in call order.
 
     Images that tools returned stand in one message more.
     """
     response = attempt.response
-    assert response is not None  # noqa: S101 - decide() has matched the other case
     calls: tuple[ToolCall, ...] = response.tool_calls or ()
     answers = (Message.tool(call, text) for call, text in zip(calls, attempt.texts, strict=True))
     shown = media_messages(attempt.records)

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.events.envelope import Event, EventType
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.claim import NO_LOSSES, Losses
+from stepfleet.orchestrator.protocol.claim import NO_LOSSES, Losses, Work
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd, awaited_by
 from stepfleet.orchestrator.records.calls.tools import DENIED, ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.records.run.results import RunStatus
@@ -42,15 +42,6 @@ class Waiting:
 
 
 @dataclass(frozen=True, slots=True)
-class ToolHint:
-    """The content of a tool task's message: a call of a run's open step. Steps count from 0."""
-
-    run_id: str
-    step: int
-    index: int
-
-
-@dataclass(frozen=True, slots=True)
 class Delivered:
     """Answer to a delivery. `left` counts the calls that the run still waits for."""
 
@@ -68,7 +59,7 @@ class TakenCall:
     the run's, for reading; `parent` is the run that it works for.
     """
 
-    hint: ToolHint
+    hint: Work
     token: str
     now: datetime
     call: ToolCall
@@ -97,7 +88,13 @@ class TakenCall:
     @property
     def key(self) -> str:
         """What an answer to this call names, and the id of a run that it starts."""
-        return wait_key(self.hint.run_id, self.hint.step, self.hint.index, self.call)
+        return wait_key(self.hint.run_id, self.hint.step, self.index, self.call)
+
+    @property
+    def index(self) -> int:
+        """The call's index in its response."""
+        assert self.hint.index is not None  # noqa: S101 - it names a call
+        return self.hint.index
 
     @property
     def crashes(self) -> int:
@@ -225,7 +222,7 @@ def answered(call: ToolCall, answer: Answer, at: datetime) -> ToolCallRecord | N
 
 
 def decided_event(
-    hint: ToolHint, execution: int, call: ToolCall, decision: Decision, at: datetime
+    hint: Work, execution: int, call: ToolCall, decision: Decision, at: datetime
 ) -> Event:
     """Return the event of a call's decision."""
     payload = {

@@ -18,8 +18,7 @@ from kombu.exceptions import ChannelError, OperationalError
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import StoreError
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.calls.answers import awaited_by
 from stepfleet.orchestrator.redis_client.transient_errors import OutageLog, TransientError
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
@@ -47,37 +46,29 @@ def call_label(agent: str, step: int, tool: str) -> str:
 class CallTask:
     """A tool call to dispatch, its queue, and its label in Flower."""
 
-    hint: ToolHint
+    work: Work
     queue: str
     label: str
-
-    @property
-    def args(self) -> list[Any]:
-        """The arguments of its Celery task."""
-        return [self.hint.run_id, self.hint.step, self.hint.index]
 
 
 class TaskMessages:
     """Builds the wire form of one task's messages for one queue of a Redis broker."""
 
-    def __init__(
-        self, queue: str, task: str, example: list[Any], signing: SigningKeys | None = None
-    ) -> None:
+    def __init__(self, queue: str, task: str = TASK, signing: SigningKeys | None = None) -> None:
         self._queue = queue
         self._task = task
         self._signing = signing
-        self._template = _celerys_own_message(queue, task, example)
+        self._template = _celerys_own_message(queue, task)
 
-    def filled(self, args: list[Any], label: str) -> str:
-        """Return the message (JSON) of a task with those arguments, shown as `label`."""
-        task_id = _random_id()
-        shown = repr(args)
+    def of(self, work: Work, label: str) -> str:
+        """Return the message (JSON) that makes a worker look at `work`, shown as `label`."""
+        task_id, args = _random_id(), work.args
         headers = {
             **self._template["headers"],
             "id": task_id,
             "root_id": task_id,
             "shadow": label,
-            "argsrepr": shown,
+            "argsrepr": repr(args),
         }
         if self._signing:
             headers[HEADER] = self._signing.sign(self._task, self._queue, args)
@@ -96,24 +87,6 @@ class TaskMessages:
         return orjson.dumps(message).decode()
 
 
-class StepMessages(TaskMessages):
-    """Builds the wire form of step tasks for a Redis broker."""
-
-    def __init__(self, queue: str, signing: SigningKeys | None = None) -> None:
-        super().__init__(queue, TASK, ["run", 0], signing)
-
-    def build(self, hint: StepHint, agent: str) -> str:
-        """Return the message (JSON) that makes a worker look at `hint`."""
-        return self.filled([hint.run_id, hint.step], step_label(agent, hint.step))
-
-
-class CallMessages(TaskMessages):
-    """Builds the wire form of tool calls' tasks for one queue of a Redis broker."""
-
-    def __init__(self, queue: str, signing: SigningKeys | None = None) -> None:
-        super().__init__(queue, TOOL_TASK, ["run", 0, 0], signing)
-
-
 _NO_SUCH_QUEUE = "404"
 _EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
 
@@ -125,14 +98,15 @@ def _random_id() -> str:
     return f"{digits[:8]}-{digits[8:12]}-4{digits[13:16]}-{variant}{digits[17:20]}-{digits[20:]}"
 
 
-def _celerys_own_message(queue: str, task: str, args: list[Any]) -> dict[str, Any]:
+def _celerys_own_message(queue: str, task: str) -> dict[str, Any]:
+    example = Work("run", 0, 0 if task == TOOL_TASK else None)
     app = Celery("stepfleet", broker="memory://", set_as_current=False)
     # Named here too: CELERY_BROKER_URL, which `celery --broker` sets, overrides that of the app.
     with app.connection_for_write("memory://") as connection:
         channel = connection.default_channel
         app.send_task(
             task,
-            args=args,
+            args=example.args,
             queue=queue,
             shadow="agent: step 1",
             ignore_result=True,
@@ -175,8 +149,8 @@ class Dispatch:
         self._watch = OutageLog("The broker, for publishing,")
         self._connection = connection
         self._signing = signing
-        self._messages = StepMessages(queue, signing) if in_script else None
-        self._calls: dict[str, CallMessages] = {}
+        self._messages = TaskMessages(queue, signing=signing) if in_script else None
+        self._calls: dict[str, TaskMessages] = {}
 
     @property
     def queue_key(self) -> str | None:
@@ -187,11 +161,11 @@ class Dispatch:
         """Return the list of a Redis broker that holds a queue's messages."""
         return self._prefix + queue
 
-    def message(self, hint: StepHint, agent: str) -> str:
+    def message(self, hint: Work, agent: str) -> str:
         """Return the message that a script pushes; empty where it is published afterwards."""
-        return self._messages.build(hint, agent) if self._messages else ""
+        return self._messages.of(hint, step_label(agent, hint.step)) if self._messages else ""
 
-    async def publish(self, hints: Sequence[tuple[StepHint, str]], *, behind: bool = False) -> None:
+    async def publish(self, hints: Sequence[tuple[Work, str]], *, behind: bool = False) -> None:
         """Send hints (each with its agent's name) now, ahead of runs that have not begun.
 
         `behind` sends them to the end of the queue, like those of new runs.
@@ -199,16 +173,15 @@ class Dispatch:
         if not hints:
             return
         if self._messages:
-            messages = [self._messages.build(hint, agent) for hint, agent in hints]
+            messages = [self.message(hint, agent) for hint, agent in hints]
             push = "LPUSH" if behind else "RPUSH"
             await self._connection.execute(push, self.key_of(self.queue), *messages)
         else:
             await self._publish(
-                (TASK, self.queue, [hint.run_id, hint.step], step_label(agent, hint.step))
-                for hint, agent in hints
+                (TASK, self.queue, hint.args, step_label(agent, hint.step)) for hint, agent in hints
             )
 
-    async def published(self, hint: StepHint, agent: str) -> None:
+    async def published(self, hint: Work, agent: str) -> None:
         """Send `hint` unless the script has pushed it already."""
         if not self.in_script:
             await self.publish([(hint, agent)])
@@ -219,8 +192,8 @@ class Dispatch:
             return ""
         queue = self.queue_of(call)
         if queue not in self._calls:
-            self._calls[queue] = CallMessages(queue, self._signing)
-        return self._calls[queue].filled(call.args, call.label)
+            self._calls[queue] = TaskMessages(queue, TOOL_TASK, self._signing)
+        return self._calls[queue].of(call.work, call.label)
 
     def queue_of(self, call: CallTask) -> str:
         """Return the queue of a call's task: a call that no tool's worker makes goes with steps."""
@@ -238,7 +211,7 @@ class Dispatch:
             await asyncio.gather(*(self._connection.execute(*push) for push in pushes))
         else:
             await self._publish(
-                (TOOL_TASK, self.queue_of(one), one.args, one.label) for one in calls
+                (TOOL_TASK, self.queue_of(one), one.work.args, one.label) for one in calls
             )
 
     async def waiting(self) -> int:

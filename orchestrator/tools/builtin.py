@@ -42,7 +42,7 @@ def _ask(question: str, options: list[str] | None = None) -> NoReturn:
         options: The possible answers, if it must be one of them.
     """
     del question, options
-    raise ConfigurationError("ask_person is answered by `stepfleet answer`, on a fleet")
+    raise ConfigurationError("ask_person is answered by `stepfleet decide --answer`, on a fleet")
 
 
 ask_person: Tool[..., Any] = _ask

@@ -34,7 +34,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.errors import ModelError, ModelTimeoutError, RateLimitError, StoreError
 from stepfleet.orchestrator.limits.budgets import NOTHING
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.admission.calls import basing
@@ -44,7 +44,7 @@ from stepfleet.worker.attempt import made_calls
 from stepfleet.worker.models import Models
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
-from stepfleet.worker.step import run_step
+from stepfleet.worker.step import run_work
 
 FIRST, SECOND, TENANT = "groq:m", "vllm:m", "tenant:acme"
 SERVICES = ("groq", "vllm")
@@ -136,7 +136,8 @@ class Scene:
         if what == "dies":
             raise Crash
         if what in INTERRUPTED:
-            self.leases[-1].steps[self.run_id].interrupt(INTERRUPTED[what])
+            (lease,) = self.leases[-1]
+            lease.interrupt(INTERRUPTED[what])
             await asyncio.sleep(30)
         if what == "stalls":
             await lease_runs_out(self.desk, self.run_id)
@@ -160,7 +161,7 @@ class Scene:
         self.is_paid = False
         try:
             with ports.pacing:
-                await run_step(StepHint(self.run_id, stored.step), ports, hands.leases)
+                await run_work(Work(self.run_id, stored.step), ports, hands.leases)
         except Crash:
             self.gates[-1]._pending.clear()
             await self.lose_worker()
@@ -198,7 +199,7 @@ class Scene:
         assert self.asked or last.state.status is Lifecycle.CANCELLED, "nobody calls a model"
         steps = await self.admitting()
         for number in range(last.step + 1):
-            await steps.claim(StepHint(self.run_id, number), self.desk.token())
+            await steps.claim(Work(self.run_id, number), self.desk.token())
         await self.settled()
 
     async def settled(self) -> None:

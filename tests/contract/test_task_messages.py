@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import redis
 
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, load_settings
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
-from stepfleet.orchestrator.store.dispatch import CallMessages, StepMessages, call_label, step_label
+from stepfleet.orchestrator.store.dispatch import TaskMessages, call_label, step_label
 from stepfleet.orchestrator.store.opening.opening import celery_app
 
 # Made anew for every message: ids, and who sent it.
@@ -28,6 +28,9 @@ def celerys(redis_url: str) -> dict[str, Any]:
     return found
 
 
+LABEL = step_label("solver", 2)
+
+
 def without_own(message: dict[str, Any]) -> dict[str, Any]:
     message = json.loads(json.dumps(message))
     message["body"] = json.loads(base64.b64decode(message["body"]))
@@ -38,7 +41,7 @@ def without_own(message: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_a_hand_built_message_equals_celerys_own(redis_url: str) -> None:
-    ours = json.loads(StepMessages("stepfleet").build(StepHint("r1", 2), "solver"))
+    ours = json.loads(TaskMessages("stepfleet").of(Work("r1", 2), LABEL))
     assert without_own(ours) == without_own(celerys(redis_url))
 
 
@@ -50,13 +53,13 @@ def test_a_hand_built_message_of_a_tool_call_equals_celerys_own(redis_url: str) 
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         celerys_own: dict[str, Any] = json.loads(client.lindex("gpu", 0))
     app.close()
-    ours = json.loads(CallMessages("gpu").filled(["r1", 2, 0], label))
+    ours = json.loads(TaskMessages("gpu", TOOL_TASK).of(Work("r1", 2, 0), label))
     assert without_own(ours) == without_own(celerys_own)
 
 
 def test_every_message_has_ids_of_its_own(redis_url: str) -> None:
-    messages = StepMessages("stepfleet")
-    first, second = (json.loads(messages.build(StepHint("r1", 2), "solver")) for _ in range(2))
+    messages = TaskMessages("stepfleet")
+    first, second = (json.loads(messages.of(Work("r1", 2), LABEL)) for _ in range(2))
     assert first["headers"]["id"] != second["headers"]["id"]
     assert first["properties"]["delivery_tag"] != second["properties"]["delivery_tag"]
     assert first["headers"]["id"] == first["headers"]["root_id"]
@@ -65,7 +68,7 @@ def test_every_message_has_ids_of_its_own(redis_url: str) -> None:
 
 def test_a_message_tells_agent_step_and_run_and_nothing_of_the_prompt() -> None:
     """DIST-02, SER-26: JSON, ids and numbers only."""
-    text = StepMessages("stepfleet").build(StepHint("r1", 2), "solver")
+    text = TaskMessages("stepfleet").of(Work("r1", 2), LABEL)
     message = json.loads(text)
     assert message["headers"]["shadow"] == "solver: step 3"
     assert message["headers"]["argsrepr"] == "['r1', 2]"
@@ -92,13 +95,13 @@ def test_a_signed_message_equals_what_celery_sends_with_the_signature(redis_url:
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         theirs = json.loads(client.lindex("stepfleet", 0))
     app.close()
-    ours = json.loads(StepMessages("stepfleet", signing).build(StepHint("r1", 2), "solver"))
+    ours = json.loads(TaskMessages("stepfleet", signing=signing).of(Work("r1", 2), LABEL))
     assert without_own(ours) == without_own(theirs)
     assert ours["headers"][HEADER] == signature
 
 
 def test_without_keys_nothing_is_signed() -> None:
-    assert HEADER not in StepMessages("stepfleet").build(StepHint("r1", 2), "solver")
+    assert HEADER not in TaskMessages("stepfleet").of(Work("r1", 2), LABEL)
 
 
 def test_making_a_message_touches_no_broker_that_the_environment_names(
@@ -108,6 +111,6 @@ def test_making_a_message_touches_no_broker_that_the_environment_names(
     monkeypatch.setenv("CELERY_BROKER_URL", redis_url)
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         client.lpush("stepfleet", "of somebody else")
-        StepMessages("stepfleet")
+        TaskMessages("stepfleet")
         assert client.lrange("stepfleet", 0, -1) == ["of somebody else"]
         assert client.keys("*") == ["stepfleet"]

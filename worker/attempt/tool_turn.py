@@ -18,7 +18,7 @@ from stepfleet.orchestrator.protocol.attempt import (
     not_run,
     waited_in_vain,
 )
-from stepfleet.orchestrator.protocol.claim import Claim, Want
+from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES
 from stepfleet.orchestrator.protocol.revision import (
     Transfer,
@@ -33,45 +33,29 @@ from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord,
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.steps import FinishReason, HandedOver, Progress
+from stepfleet.orchestrator.records.steps import FinishReason, Progress
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.time_limit import run_check
 from stepfleet.worker.attempt.made_calls import entries_with, is_journaled
 from stepfleet.worker.attempt.model_call import info_of
-from stepfleet.worker.attempt.tool_call import attempt_call
 from stepfleet.worker.attempt.usage import call_cost
-from stepfleet.worker.leases.lease import Lease
-from stepfleet.worker.ports import AgentCode, Ports
+from stepfleet.worker.ports import AgentCode, StepContext
 from stepfleet.worker.toolbox.execution import execute_in_order
 from stepfleet.worker.toolbox.failure_log import log_failure
-
-_Outcome = tuple[
-    LLMResponse,
-    tuple[ToolCallRecord, ...],
-    tuple[str, ...],
-    float,
-    Progress | None,
-    frozenset[int],
-    bool,
-    HandedOver | None,
-]
-"""The response, its records and their texts, its cost, the reasoner's progress and its calls,
-whether this attempt has journaled the response, and the hand-off to another agent."""
 
 
 @dataclass
 class ToolTurn:
     """Runs the calls of one response and keeps the record of each."""
 
-    claim: Claim
-    response: LLMResponse
+    step: StepContext
     agent: AgentCode
-    lease: Lease
-    ports: Ports
+    response: LLMResponse
     reasoner: Reasoner | None = None
     records: dict[int, ToolCallRecord] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.claim, self.lease, self.ports = self.step.claim, self.step.lease, self.step.ports
         self.records = {**self._answered(), **self.claim.journal.results}
         self._journaled = set(self.claim.journal.results)
         self._response_known = self.claim.journal.response is not None
@@ -127,7 +111,7 @@ class ToolTurn:
             said, use = self._progress, self.response.cache
             if use and said and (said.error or said.refused):
                 self.agent.forget_answer(use.key)
-        return Answered(self.lease.span, *self._outcome())
+        return self._result()
 
     async def _open_calls(self) -> tuple[list[int], tuple[Wait, ...]]:
         """Return the calls to be made now, and those to wait for."""
@@ -148,11 +132,15 @@ class ToolTurn:
             await self._note()
 
     def interrupted(self, by: Interruption) -> Interrupted:
-        """Return an interrupted attempt: calls without a result get a record that says so."""
+        """Return an interrupted attempt."""
+        return Interrupted(self.step.span, by, self._not_run(by))
+
+    def _not_run(self, by: Interruption) -> Answered:
+        """Return the result with records for calls that have none, which say why."""
         for index, call in enumerate(self.calls):
             if index not in self.records:
                 self.records[index] = not_run(call, by, self.lease.now)
-        return Interrupted(self.lease.span, by, *self._outcome())
+        return self._result()
 
     def _divided(
         self, open_calls: list[int], asks: Sequence[int]
@@ -194,7 +182,7 @@ class ToolTurn:
         return {
             index: await stop(self._key_of(index), claim.run_id)
             for index in claim.overdue.intersection(open_calls)
-            if stop and queues.get(self.calls[index].name) == Awaited.RUN
+            if queues.get(self.calls[index].name) == Awaited.RUN
         }
 
     async def _asks_people(self, index: int) -> bool:
@@ -234,9 +222,8 @@ class ToolTurn:
         return {index: record for index, record in found.items() if record is not None}
 
     async def _find_successor(self, transfer: Transfer) -> None:
-        find = self.ports.successor
         try:
-            target = await find(transfer.to) if find else None
+            target = await self.ports.successor(transfer.to)
         except ConfigurationError as error:
             record = refused(
                 self.calls[transfer.index],
@@ -250,7 +237,7 @@ class ToolTurn:
 
     async def _parked(self, waits: tuple[Wait, ...]) -> Parked:
         await self.keep()
-        return Parked(self.lease.span, waits, self.interrupted(Interruption.CANCELLED))
+        return Parked(self.step.span, waits, self._not_run(Interruption.CANCELLED))
 
     async def _read(self, reasoner: Reasoner) -> Progress | None:
         """Return the reasoner's reading; its failure is an error of the step, never lost work.
@@ -308,12 +295,9 @@ class ToolTurn:
         before = index in self.claim.journal.started
         if self._announce is not None:
             self._announce(call, self.lease.now)
-        return await attempt_call(
-            call,
-            self._invocation(index, call, 2 if before else 1),
-            self.agent.tools,
-            self.ports.toolbox,
-            clock=lambda: self.lease.now,
+        invocation = self._invocation(index, call, 2 if before else 1)
+        return await self.ports.toolbox.attempt(
+            call, self.agent.tools, invocation, clock=lambda: self.lease.now
         )
 
     def _invocation(self, index: int, call: ToolCall, attempt: int = 1) -> ToolInvocation:
@@ -334,7 +318,7 @@ class ToolTurn:
         is_new = not self._response_known
         entries = NO_ENTRIES
         if is_new:
-            entries = entries_with(self.lease, self.response, self._price(), self.ports)
+            entries = entries_with(self.step, self.response, self._price())
         held = await self.ports.store.journal(
             self.claim,
             self.lease.seconds,
@@ -344,7 +328,7 @@ class ToolTurn:
             entries=entries,
         )
         if is_new and held.ours:
-            is_journaled(self.lease, self.response, entries)
+            is_journaled(self.step, self.response, entries)
         self._noted |= is_new and held.ours
         self._response_known = True
         self._journaled |= set(results)
@@ -380,10 +364,16 @@ class ToolTurn:
         cost, tier = self._cost(), response.service_tier
         return price_of(self.claim.number, response.usage, cost, model, tier)
 
-    def _outcome(self) -> _Outcome:
-        progress, handled = self._progress, self._handled
-        texts, cost = self._texts(), self._cost()
+    def _result(self) -> Answered:
         at = self._transfer
-        handoff = handed_over(self.claim, at, self.records.get(at.index) if at else None)
-        response, ordered = self.response, self._ordered()
-        return response, ordered, texts, cost, progress, handled, self._noted, handoff
+        return Answered(
+            self.step.span,
+            self.response,
+            self._ordered(),
+            self._texts(),
+            self._cost(),
+            self._progress,
+            self._handled,
+            self._noted,
+            handed_over(self.claim, at, self.records.get(at.index) if at else None),
+        )

@@ -23,7 +23,7 @@ from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry, keep_aside
 from stepfleet.orchestrator.store.opening.opening import client_app, open_store
 from stepfleet.worker.engine.bridge import PerLoop, TaskGreenlet, await_
-from stepfleet.worker.engine.concurrency import Gate, Inadmissible
+from stepfleet.worker.engine.messages import Gate, Inadmissible
 from stepfleet.worker.engine.transport.ack_buffer import AckBufferChannel
 
 MOST_THREADS = 200

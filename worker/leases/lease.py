@@ -5,18 +5,14 @@ Knows nothing of Redis or Celery: renewal is a callable.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
-from stepfleet.orchestrator.protocol.attempt import Interruption, Span
-from stepfleet.orchestrator.protocol.claim import Claim, Held, StepHint, Want
-from stepfleet.orchestrator.protocol.lost_attempts import lost_use
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
-from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.usage import FailedCall, LostUse
+from stepfleet.orchestrator.protocol.attempt import Interruption
+from stepfleet.orchestrator.protocol.claim import Claim, Held, Want, Work
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.worker.engine.bridge import TERMINATED, TIME_IS_UP
 
 log = logging.getLogger(__name__)
@@ -24,13 +20,11 @@ log = logging.getLogger(__name__)
 ROUND_SECONDS = 0.1
 """A round waits for renewals for at most this long: less than the shortest lease."""
 
-Renew = Callable[["AnyLease"], Awaitable[Held]]
-_Key = TypeVar("_Key", str, ToolHint)
-_Lease = TypeVar("_Lease", bound="BaseLease")
+Renew = Callable[["Lease"], Awaitable[Held]]
 _T = TypeVar("_T")
 
 
-class BaseLease:
+class Lease:
     """A step or a tool call in the hands of this process."""
 
     def __init__(self, work: Claim | TakenCall, elapsed: Callable[[], float]) -> None:
@@ -83,14 +77,14 @@ class BaseLease:
         """From here on the attempt only commits: nothing interrupts it."""
         self._attempt = None
 
-    def renew(self, renew: Callable[[Any], Awaitable[Held]]) -> asyncio.Task[None] | None:
+    def renew(self, renew: Renew) -> asyncio.Task[None] | None:
         """Start a renewal and return it, or None while one is in progress."""
         if self._renewal is not None and not self._renewal.done():
             return None
         self._renewal = asyncio.create_task(self._renewed(renew))
         return self._renewal
 
-    async def _renewed(self, renew: Callable[[Any], Awaitable[Held]]) -> None:
+    async def _renewed(self, renew: Renew) -> None:
         with suppress(Exception):  # the next round tries again
             self.apply(await renew(self))
 
@@ -111,64 +105,11 @@ class BaseLease:
         return False
 
 
-class Lease(BaseLease):
-    """The lease of one step.
-
-    `remembered` is memory work that is journaled; `called` is the request while a model is called,
-    `has_called` is set from the first call on, and `uncalled` while the store knows that there was
-    none. `failed` has the calls that failed and are not in the ledger yet, with their errors,
-    `entered` is how many it has, `lost` what these cost; `answers` are paid ones that no record has
-    yet, by the models that were called. `journaled` is set once the newest of them is in the
-    journal. `admitted` is the model that may be called under the limits of the fleet, where it is
-    not the agent's first.
-    """
-
-    def __init__(self, claim: Claim, elapsed: Callable[[], float]) -> None:
-        super().__init__(claim, elapsed)
-        self.claim = claim
-        self.remembered = claim.journal.remembered
-        self.called: ModelRequest | None = None
-        self.uncalled = claim.uncalled
-        self.has_called = False
-        self.failed: list[tuple[Exception | None, FailedCall]] = []
-        self.entered = 0
-        self.lost = LostUse()
-        self.answers: list[tuple[str, LLMResponse]] = []
-        self.journaled = False
-        self.admitted = ""
-
-    def have_entered(self, losses: Sequence[LostAttempt]) -> None:
-        """Note that the ledger has these calls of the attempt."""
-        self.entered += len(losses)
-        self.lost += lost_use(losses)
-
-    @property
-    def span(self) -> Span:
-        """When the step started, and how long it has taken.
-
-        A step that has waited for tool calls has parts: their times add up, and the calls' own.
-        """
-        journal = self.claim.journal
-        return Span(journal.began or self.claim.now, journal.spent + self.seconds)
-
-
-class CallLease(BaseLease):
-    """The lease of one tool call that is a task of its own."""
-
-    def __init__(self, taken: TakenCall, elapsed: Callable[[], float]) -> None:
-        super().__init__(taken, elapsed)
-        self.taken = taken
-
-
-AnyLease = Lease | CallLease
-
-
 class Leases:
-    """All steps (by run id) and tool calls that this process holds, by the name `worker`."""
+    """All steps and tool calls that this process holds, by the name `worker`."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
-        self.steps: dict[str, Lease] = {}
-        self.calls: dict[ToolHint, CallLease] = {}
+        self.held: dict[Work, Lease] = {}
         self.draining = False
         self.worker = ""
         self.slots: Callable[[], int] | None = None
@@ -177,49 +118,43 @@ class Leases:
         self._writes: set[asyncio.Task[object]] = set()
 
     def __len__(self) -> int:
-        return len(self.steps) + len(self.calls)
+        return len(self.held)
 
-    def __iter__(self) -> Iterator[AnyLease]:
-        return iter([*self.steps.values(), *self.calls.values()])
+    def __iter__(self) -> Iterator[Lease]:
+        return iter(list(self.held.values()))
 
-    def hold(self, claim: Claim) -> AbstractContextManager[Lease]:
-        """Keep a step among the leases that are renewed, for the time of its attempt."""
-        return self._hold(self.steps, claim.run_id, Lease(claim, self._elapsed))
-
-    def hold_call(self, taken: TakenCall) -> AbstractContextManager[CallLease]:
-        """Keep a tool call among the leases that are renewed, for the time of its attempt."""
-        return self._hold(self.calls, taken.hint, CallLease(taken, self._elapsed))
+    @property
+    def calls(self) -> int:
+        """How many of them are tool calls."""
+        return sum(work.index is not None for work in list(self.held))
 
     @contextmanager
-    def _hold(self, held: dict[_Key, _Lease], key: _Key, lease: _Lease) -> Iterator[_Lease]:
-        held[key] = lease
+    def hold(self, work: Claim | TakenCall) -> Iterator[Lease]:
+        """Keep work among the leases that are renewed, for the time of its attempt."""
+        hint = work.hint
+        lease = self.held[hint] = Lease(work, self._elapsed)
         if self._hands_back:  # it was being claimed when the others were handed back
             lease.interrupt(Interruption.HANDED_BACK)
         try:
             yield lease
         finally:
             lease.release()
-            if held.get(key) is lease:
-                del held[key]
+            if self.held.get(hint) is lease:
+                del self.held[hint]
 
-    def of(self, run_id: str) -> list[AnyLease]:
+    def of(self, run_id: str) -> list[Lease]:
         """Return the leases on a run's step and tool calls."""
-        step = self.steps.get(run_id)
-        held = list(self.calls.values())  # at once: remote control asks in a thread of its own
-        calls = [lease for lease in held if lease.taken.hint.run_id == run_id]
-        return [step, *calls] if step else [*calls]
+        held = list(self.held.items())  # at once: remote control asks in a thread of its own
+        return [lease for work, lease in held if work.run_id == run_id]
 
-    async def keeps(self, hint: StepHint | ToolHint) -> bool:
-        """Tell whether this process works on what a further hint names.
+    async def keeps(self, work: Work) -> bool:
+        """Tell whether this process works on what a further message names.
 
         Its lease may look lapsed: to a Redis whose clock was set forward, or after a pause of this
         process. A process that holds the work must not begin it again.
         """
-        if isinstance(hint, ToolHint):
-            call = self.calls.get(hint)
-            return call is not None and await call.is_kept()
-        lease = self.steps.get(hint.run_id)
-        return lease is not None and lease.claim.step == hint.step and await lease.is_kept()
+        lease = self.held.get(work)
+        return lease is not None and await lease.is_kept()
 
     def hand_back(self) -> None:
         """Interrupt all attempts, so that other workers take their runs over at once."""
@@ -227,7 +162,7 @@ class Leases:
         for lease in self:
             lease.interrupt(Interruption.HANDED_BACK)
 
-    async def renew(self, renew: Renew, some: Iterable[AnyLease] | None = None) -> None:
+    async def renew(self, renew: Renew, some: Iterable[Lease] | None = None) -> None:
         """Renew `some` leases (default all) that are not being renewed yet.
 
         Returns when all are answered or after `ROUND_SECONDS`; renewals that take longer go on:

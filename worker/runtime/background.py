@@ -102,7 +102,7 @@ def background_tasks(
         "stepfleet-schedules": keep_schedules(opened),
     }
     tasks = [asyncio.create_task(work, name=name) for name, work in named.items()]
-    held = (lambda: len(leases.steps), lambda: len(leases.calls))
+    held = (lambda: len(leases) - leases.calls, lambda: leases.calls)
     watches = instrumentation.background(*held, partial(fleet_figures, opened))
     return [*tasks, *(asyncio.create_task(one) for one in watches)]
 

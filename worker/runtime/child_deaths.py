@@ -15,23 +15,18 @@ from weakref import WeakValueDictionary
 from celery.exceptions import TimeLimitExceeded, WorkerLostError
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
 from stepfleet.orchestrator.store.fleet.overview import is_gone_here
 from stepfleet.orchestrator.store.opening.opening import client_app, open_store
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
-from stepfleet.worker.engine.concurrency import Inadmissible, call_hint, step_hint
+from stepfleet.worker.engine.messages import Inadmissible, work_in
 from stepfleet.worker.runtime.connect import child_name
 
 log = logging.getLogger(__name__)
 
 _PATIENCE_SECONDS = 2.0
 _DEATHS = (WorkerLostError, TimeLimitExceeded)
-_HINTS: dict[str, Callable[[Any, Any], StepHint | ToolHint]] = {
-    TASK: step_hint,
-    TOOL_TASK: call_hint,
-}
 
 
 def counts_lost_children(
@@ -53,15 +48,15 @@ def counts_lost_children(
         task_id: str = "",
         **_: Any,
     ) -> None:
-        hinted = _HINTS.get(getattr(sender, "name", ""))
-        if hinted is None or not isinstance(exception, _DEATHS) or is_stopping():
+        task = getattr(sender, "name", "")
+        if task not in (TASK, TOOL_TASK) or not isinstance(exception, _DEATHS) or is_stopping():
             return
         # Celery reports a hard time limit right before the SIGKILL.
         is_gone: Callable[[str], bool] = partial(is_gone_here, host=node())
         if isinstance(exception, TimeLimitExceeded):
             is_gone = partial(is_child, node=node(), pid=requests.pid_of(task_id))
         try:
-            hint = hinted(args, kwargs or {})
+            hint = work_in(task, args, kwargs or {})
             asyncio.run(_count(settings, hint, is_gone))
         except Inadmissible:
             return
@@ -71,9 +66,7 @@ def counts_lost_children(
     return receive
 
 
-async def _count(
-    settings: Settings, hint: StepHint | ToolHint, is_gone: Callable[[str], bool]
-) -> None:
+async def _count(settings: Settings, hint: Work, is_gone: Callable[[str], bool]) -> None:
     quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
     store = await open_store(quick, client_app(quick))
     try:

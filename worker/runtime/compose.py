@@ -4,7 +4,6 @@ import asyncio
 import random
 import secrets
 import threading
-import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from stepfleet.orchestrator.agents.agent import Agent
@@ -28,17 +27,16 @@ from stepfleet.worker.agents.response_cache import ResponseCache
 from stepfleet.worker.agents.streaming import Streaming
 from stepfleet.worker.events.subscribers import SubscriberObserver, SubscriberQueue
 from stepfleet.worker.events.text_chunks import ChunkSender
-from stepfleet.worker.ports import Circuits, Isolation, Ports
+from stepfleet.worker.ports import OpenCircuits, Ports
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.spending import price_by
 from stepfleet.worker.runtime.crash_points import Visit
-from stepfleet.worker.runtime.waiting.asked_people import AskedPeople
-from stepfleet.worker.runtime.waiting.attending import Attending
+from stepfleet.worker.runtime.isolation.isolation import Isolation
+from stepfleet.worker.runtime.waiting.attending import asked_people
 from stepfleet.worker.runtime.waiting.child_runs import ChildRuns
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import instrument
-from stepfleet.worker.toolbox.box import LocalToolbox
 from stepfleet.worker.toolbox.threads import ToolThreads
 
 SETTLE_SECONDS = 5.0
@@ -59,9 +57,7 @@ class Collaborators:
         self._agents = agents
         self._worker = worker
         self._models = self.instrumentation.models()
-        self._toolbox = self.instrumentation.toolbox(
-            LocalToolbox(threads or ToolThreads(settings.tool_threads))
-        )
+        self._toolbox = self.instrumentation.toolbox(threads or ToolThreads(settings.tool_threads))
         self._counters = TokenCounters()
         self._sources: Sources | None = None
         self._chunks: ChunkSender | None = None
@@ -74,7 +70,7 @@ class Collaborators:
         gate: Gate,
         isolation: Isolation | None,
         crash: Visit,
-        circuits: Circuits | None = None,
+        circuits: OpenCircuits | None = None,
     ) -> Ports:
         """Return the ports of steps over a store; `gate` gives leave to their model calls."""
         settings, connection = opened.settings, opened.connection
@@ -89,6 +85,7 @@ class Collaborators:
         children = ChildRuns(opened, store, crash)
         entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
         cache = self._cache = ResponseCache(entries, cost)
+        people = asked_people(store.calls)
         steps = AdmittedSteps(store, gate, price_by(cost))
         return Ports(
             store=steps,
@@ -97,7 +94,6 @@ class Collaborators:
             agent=LocalAgents(self._agents, self._models, streaming, self._sources, cache).find,
             toolbox=self._toolbox,
             cost=cost,
-            elapsed=time.monotonic,
             jitter=random.random,
             token=lambda: secrets.token_hex(8),
             crash=crash,
@@ -105,19 +101,17 @@ class Collaborators:
             poison_limit=settings.poison_limit,
             patience=settings.grace,
             tokens=self._counters.of,
-            isolation=isolation,
+            isolation=isolation.takes if isolation else None,
             observers=(*listener, *logger, *self.instrumentation.observers()),
             hold=_holding(opened) if settings.hold_after else None,
             circuits=circuits,
             outage_patience=settings.outage_patience,
             stop_run=children.linked.stop,
-            attend=Attending(
-                {
-                    Awaited.RUN: children.attend,
-                    Awaited.APPROVAL: AskedPeople(store).attend,
-                    Awaited.PERSON: AskedPeople(store).attend,
-                }
-            ),
+            attend={
+                Awaited.RUN: children.attend,
+                Awaited.APPROVAL: people,
+                Awaited.PERSON: people,
+            },
             successor=_successor(opened, self._agents),
         )
 

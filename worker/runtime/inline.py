@@ -18,17 +18,17 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.claim import Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Refused, Work
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import ToolHint, waits_in
-from stepfleet.orchestrator.settings.settings import TASK, Settings
+from stepfleet.orchestrator.protocol.waiting import waits_in
+from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.opening.opening import client_app
 from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
-from stepfleet.worker.engine.concurrency import Inadmissible, call_hint, step_hint
 from stepfleet.worker.engine.loop_thread import LoopThread
+from stepfleet.worker.engine.messages import Inadmissible, work_in
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.services import LoopServices
-from stepfleet.worker.step import StepReport
+from stepfleet.worker.step import Report
 from stepfleet.worker.toolbox.threads import ToolThreads
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class InlineWorker:
         await asyncio.gather(*(self._finish(run_id) for run_id in run_ids))
         await self._services.settle()
 
-    async def step(self, run_id: str) -> tuple[StepReport, StoredRun] | None:
+    async def step(self, run_id: str) -> tuple[Report, StoredRun] | None:
         """Do the run's next step, as soon as it may begin; return it, and the run after it.
 
         Returns None for a run that has ended or is paused. Calls on queues of their own are part
@@ -90,29 +90,29 @@ class InlineWorker:
         while (run := await self._open(run_id)) is not None:
             await self._attempt(run)
 
-    async def _attempt(self, run: StoredRun) -> StepReport | None:
+    async def _attempt(self, run: StoredRun) -> Report | None:
         """Do a step, or the calls that it waits for; wait where neither may begin yet."""
         run_id, step = run.run_id, run.step
         waits = waits_in(run.header.get("waiting", ""), str(step))
         if waits and await self._make_calls(run_id, step, waits):
             return None
-        report = await self._services.run_step(StepHint(run_id, step))
+        report = await self._services.run(Work(run_id, step))
         if report.refusal and report.refusal.why in WAITING:
             await asyncio.sleep(min(int(report.refusal.detail) / 1000, LONGEST_WAIT))
         return report
 
     async def _make_calls(self, run_id: str, step: int, waits: Iterable[Wait]) -> bool:
         """Make the tool calls that a run waits for; return whether there was any."""
-        made = [self._make_call(ToolHint(run_id, step, one.index)) for one in waits]
+        made = [self._make_call(Work(run_id, step, one.index)) for one in waits]
         return any(await asyncio.gather(*made))
 
-    async def _make_call(self, hint: ToolHint) -> bool:
-        report = await self._services.run_call(hint)
+    async def _make_call(self, hint: Work) -> bool:
+        report = await self._services.run(hint)
         if report.attended and not await self._finish_child(hint):
             await asyncio.sleep(POP_SECONDS)  # others have it in hand
         return report.refusal is None
 
-    async def _finish_child(self, hint: ToolHint) -> bool:
+    async def _finish_child(self, hint: Work) -> bool:
         """Do the steps of the run that a call has started; return whether there is one to do."""
         store = self._services.store
         journal = f"{store.keys.run(hint.run_id)}:journal"
@@ -205,18 +205,14 @@ class LocalWorker:
 
     async def _work(self, message: str) -> None:
         try:
-            hint = _hint(message)
-            if isinstance(hint, StepHint):
-                await self._services.run_step(hint)
-            else:
-                await self._services.run_call(hint)
+            await self._services.run(_work_in(message))
         except Inadmissible as error:
             log.warning("a message of the queue was dropped: %s", error)
         except (AgentException, RedisError, OSError) as error:
             log.warning("a step was put off: %s", error)
 
 
-def _hint(message: str) -> StepHint | ToolHint:
+def _work_in(message: str) -> Work:
     """Return what a message of the broker names. Raises `Inadmissible`."""
     try:
         envelope = orjson.loads(message)
@@ -224,4 +220,4 @@ def _hint(message: str) -> StepHint | ToolHint:
         task = envelope["headers"]["task"]
     except (ValueError, TypeError, KeyError) as error:
         raise Inadmissible(f"it is no task message: {error!r}") from None
-    return step_hint(args, kwargs) if task == TASK else call_hint(args, kwargs)
+    return work_in(task, args, kwargs)

@@ -21,8 +21,7 @@ from typing import Any
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.opening.opening import client_app
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
@@ -55,7 +54,7 @@ class Suspects:
     def receive(self, request: dict[str, Any], tasks: asyncio.TaskGroup) -> None:
         """Begin a piece of work, or interrupt it."""
         run_id, step, index = request["run"], request["step"], request["index"]
-        hint = StepHint(run_id, step) if index is None else ToolHint(run_id, step, index)
+        hint = Work(run_id, step, index)
         if "interrupt" not in request:
             tasks.create_task(self._execute(hint, request["token"], request["group"]))
             return
@@ -63,16 +62,13 @@ class Suspects:
             if lease.work.hint == hint:
                 lease.interrupt(Interruption(request["interrupt"]))
 
-    async def _execute(self, hint: StepHint | ToolHint, token: str, group: int) -> None:
+    async def _execute(self, hint: Work, token: str, group: int) -> None:
         try:
             if await self._marks.begin(hint, token, group):
                 self._send(f"{BEGAN} {token}")
                 # Its worker has checked that it is no more than suspect.
                 ports = replace(self._ports, token=lambda: token, poison_limit=sys.maxsize)
-                if isinstance(hint, ToolHint):
-                    await self._services.run_call(hint, ports)
-                else:
-                    await self._services.run_step(hint, ports)
+                await self._services.run(hint, ports)
         except Exception:
             log.exception("run %s, step %d could not be executed", hint.run_id, hint.step + 1)
         finally:

@@ -12,8 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 from typing import Any
 
 from stepfleet.orchestrator.errors import AgentException, StoreError
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, call_label
 from stepfleet.orchestrator.store.keys import RESCUER, Keys
@@ -313,11 +312,11 @@ def _calls(reply: list[str]) -> list[CallTask]:
     calls = []
     for run_id, step, agent, index, place in zip(*[iter(reply)] * 5, strict=True):
         queue, _, tool = place.partition(":")
-        hint = ToolHint(run_id, int(step), int(index))
+        hint = Work(run_id, int(step), int(index))
         calls.append(CallTask(hint, queue, call_label(agent, hint.step, tool)))
     return calls
 
 
-def _hints(reply: list[str]) -> list[tuple[StepHint, str]]:
+def _hints(reply: list[str]) -> list[tuple[Work, str]]:
     triples = zip(*[iter(reply)] * 3, strict=True)
-    return [(StepHint(run_id, int(step)), agent) for run_id, step, agent in triples]
+    return [(Work(run_id, int(step)), agent) for run_id, step, agent in triples]

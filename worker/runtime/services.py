@@ -17,15 +17,13 @@ from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.agents.agent import Agent, with_sub_agents
 from stepfleet.orchestrator.errors import AgentException, StoreError
-from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused, Work
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.quarantine import keep_aside
 from stepfleet.orchestrator.store.model_calls.circuits import Circuits
 from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.agents.local import check_sources
-from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.engine.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.engine.time_limits import TimeLimits
 from stepfleet.worker.events.delivery import EventDelivery
@@ -44,7 +42,7 @@ from stepfleet.worker.runtime.isolation.isolation import Isolation
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
 from stepfleet.worker.runtime.shutdown import Notice, Stopping
 from stepfleet.worker.runtime.waiting.links import LinkedRuns
-from stepfleet.worker.step import StepReport, run_step
+from stepfleet.worker.step import Report, run_work
 from stepfleet.worker.telemetry.instrumentation import import_exporters
 from stepfleet.worker.toolbox.threads import ToolThreads
 
@@ -125,22 +123,20 @@ class LoopServices:
             self._batch_ended.set()
         await self._renewal.renew(run_id, batch_id)
 
-    async def run_step(self, hint: StepHint, ports: Ports | None = None) -> StepReport:
-        """Do the step that `hint` names, paced among the others of this loop."""
+    async def run(self, work: Work, ports: Ports | None = None) -> Report:
+        """Do the step, paced among the others of this loop, or make the tool call."""
         ports = ports or await self.ports()
+        if work.index is not None:
+            return await run_work(work, ports, self._leases)
         with ports.pacing:
-            report = await run_step(hint, ports, self._leases)
+            report = await run_work(work, ports, self._leases)
         if report.owes and self._linked:
             waits = report.refusal is not None and report.refusal.why is Refused.EARLY
             linked = self._linked.dependents.attend if waits else self._linked.settle
-            await linked(hint.run_id)
+            await linked(work.run_id)
         if report.is_last:
             self._batch_ended.set()
         return report
-
-    async def run_call(self, hint: ToolHint, ports: Ports | None = None) -> CallReport:
-        """Make the tool call that `hint` names."""
-        return await run_call(hint, ports or await self.ports(), self._leases)
 
     def be_patient(self, seconds: float) -> None:
         """Let calls to the store, also those that wait already, wait so long for it."""
@@ -289,29 +285,24 @@ class Services:
             self.leases.worker = child_name(self.node, os.getpid())
             self.leases.slots = lambda: 1
 
-    async def run_step(self, hint: StepHint) -> StepReport:
-        """Do the step that `hint` names; a stopping worker refuses."""
-        self.crash("message-popped")
-        if refusal := await self._refusal(hint):
-            return StepReport(hint, refusal=refusal)
+    async def run(self, work: Work) -> Report:
+        """Do the step, or make the tool call; a stopping worker refuses."""
+        if work.index is None:
+            self.crash("message-popped")
+        if refusal := await self._refusal(work):
+            return Report(work, refusal=refusal)
         try:
-            return await self._loop().run_step(hint)
+            return await self._loop().run(work)
         except StoreError:
-            if not self.leases.draining:
+            if not self.leases.draining or work.index is not None:
                 raise
-            return StepReport(hint, refusal=Refusal(Refused.DRAINING))
+            return Report(work, refusal=Refusal(Refused.DRAINING))
 
-    async def run_call(self, hint: ToolHint) -> CallReport:
-        """Make the tool call that `hint` names; a stopping worker refuses."""
-        if refusal := await self._refusal(hint):
-            return CallReport(hint, refusal=refusal)
-        return await self._loop().run_call(hint)
-
-    async def _refusal(self, hint: StepHint | ToolHint) -> Refusal | None:
+    async def _refusal(self, work: Work) -> Refusal | None:
         if self.leases.draining:
             return Refusal(Refused.DRAINING)
-        if await self.leases.keeps(hint):
-            await self._loop().check(hint.run_id)
+        if await self.leases.keeps(work):
+            await self._loop().check(work.run_id)
             return Refusal(Refused.LEASED, "by this process")
         return None
 

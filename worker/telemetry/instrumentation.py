@@ -31,7 +31,7 @@ from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.figures import FleetFigures
 from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
 from stepfleet.worker.models import Models
-from stepfleet.worker.ports import StepObserver, Toolbox
+from stepfleet.worker.ports import StepObserver
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallObservation,
@@ -44,6 +44,8 @@ from stepfleet.worker.telemetry.observations import (
     current_attempt,
 )
 from stepfleet.worker.telemetry.span_plans import new_span_id
+from stepfleet.worker.toolbox.box import LocalToolbox
+from stepfleet.worker.toolbox.threads import ToolThreads
 
 log = logging.getLogger(__name__)
 
@@ -177,15 +179,12 @@ class TelemetryObserver(StepObserver):
         self._offer(ToolTaskObservation(taken, tuple(attempt.calls), delivered.applied))
 
 
-class ObservedToolbox:
-    """A toolbox whose executions are seen."""
+class ObservedToolbox(LocalToolbox):
+    """The toolbox of a worker, its executions seen."""
 
-    def __init__(self, toolbox: Toolbox, inside: Inside) -> None:
-        self._toolbox = toolbox
+    def __init__(self, threads: ToolThreads, inside: Inside) -> None:
+        super().__init__(threads)
         self._inside = inside
-        self.recall = toolbox.recall
-        self.needs_approval = toolbox.needs_approval
-        self.text = toolbox.text
 
     async def execute(
         self,
@@ -198,11 +197,11 @@ class ObservedToolbox:
         """Run one call. Tool trouble becomes the record's error; only cancellation raises."""
         attempt = current_attempt(invocation.run_id)
         if attempt is None:
-            return await self._toolbox.execute(call, tools, invocation, clock=clock)
+            return await super().execute(call, tools, invocation, clock=clock)
         span_id, began, code = new_span_id(), attempt.now, ""
         try:
             with self._inside(invocation.run_id, span_id):
-                record = await self._toolbox.execute(call, tools, invocation, clock=clock)
+                record = await super().execute(call, tools, invocation, clock=clock)
             code = record.error.code if record.error else ""
         except asyncio.CancelledError:
             code = CANCELLED
@@ -344,9 +343,9 @@ class Instrumentation:
         """Return the models of the worker, with their calls observed."""
         return ObservedModels(self._inside) if self._queue else Models(connections=0)
 
-    def toolbox(self, toolbox: Toolbox) -> Toolbox:
-        """Return the toolbox with its executions observed."""
-        return ObservedToolbox(toolbox, self._inside) if self._queue else toolbox
+    def toolbox(self, threads: ToolThreads) -> LocalToolbox:
+        """Return the toolbox of the worker, with its executions observed."""
+        return ObservedToolbox(threads, self._inside) if self._queue else LocalToolbox(threads)
 
     def observers(self) -> tuple[StepObserver, ...]:
         """Return what exports the steps and tool calls that end."""

@@ -29,23 +29,7 @@ from stepfleet.orchestrator.records.steps import FinishReason
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.tools.calls import parse_tool_calls
-from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario import Reply, ToolCallReply
-
-
-def rules(request: RequestRecord) -> Reply:
-    """Return the planned answer. Raises `ValueError` for an input that is no plan."""
-    plan = exact_json.loads(request.question)
-    last = len(plan["seconds"]) - 1
-    place = min(request.turn - 1, last)
-    seconds = float(plan["seconds"][place])
-    if place == last:
-        return Reply("done", latency=seconds)
-    if plan["tools"][place]:
-        call = ToolCallReply("work", {"seconds": plan["tool_seconds"]})
-        return Reply(tool_calls=(call,), latency=seconds)
-    return Reply("more", latency=seconds)
-
 
 _Data = BaseModel | Mapping[str, Any]
 ScriptedReply = str | Reply | ToolCallReply | Sequence[ToolCallReply] | _Data

@@ -3,10 +3,12 @@
 import logging
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
+from stepfleet.orchestrator.protocol.attempt import unknown_outcome
 from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import result_text
 from stepfleet.orchestrator.records.text.redaction import Redactor, redact
@@ -18,6 +20,7 @@ from stepfleet.orchestrator.tools import (
     ToolInvocation,
     ToolOptions,
     ToolRegistry,
+    ToolSourceError,
 )
 from stepfleet.orchestrator.tools.definition import is_async
 from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT, call_through_layers, execute_call
@@ -34,6 +37,34 @@ class LocalToolbox:
     def __init__(self, threads: int | ToolThreads) -> None:
         self._threads = ToolThreads(threads) if isinstance(threads, int) else threads
         self._hide = Redactor(os.environ)
+
+    async def attempt(
+        self,
+        call: ToolCall,
+        tools: ToolRegistry,
+        invocation: ToolInvocation,
+        *,
+        clock: Callable[[], datetime],
+    ) -> ToolCallRecord:
+        """Run one call, or say what is known of it. Raises `asyncio.CancelledError` alone.
+
+        One that was started before, and is not idempotent, is only run again where its tool's
+        status hook says that it was not done.
+        """
+        if invocation.attempt > 1 and tools.late:
+            with suppress(ToolSourceError):
+                await tools.listed()
+            if call.name not in tools:
+                return unknown_outcome(call, clock())
+        if invocation.attempt > 1 and call.name in tools:
+            tool = tools.get(call.name)
+            if not tool.idempotent:
+                found = await self.recall(call, tool, invocation, clock=clock)
+                if not isinstance(found, CallStatus):
+                    return found
+                if found is not CallStatus.NOT_DONE:
+                    return unknown_outcome(call, clock())
+        return await self.execute(call, tools, invocation, clock=clock)
 
     async def execute(
         self,

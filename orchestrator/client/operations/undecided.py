@@ -53,13 +53,13 @@ def _waits_for_no_person(run: StoredRun) -> str:
 
 def _others_wait(run_id: str, asks: Sequence[Ask], call: int | None, kind: str | None) -> str:
     """Return which calls wait: of another kind, or others than were meant."""
-    deny = f"or stepfleet deny {run_id}"
+    deny = f"or stepfleet decide {run_id} --deny"
     is_other_kind = call is None and all(one.kind != kind for one in asks)
     if is_other_kind and kind == "approval":
-        return f"run {run_id} asks a question: stepfleet answer {run_id} TEXT, {deny}"
+        return f"run {run_id} asks a question: stepfleet decide {run_id} --answer TEXT, {deny}"
     if is_other_kind and kind == "question":
         tools = ", ".join(sorted({one.tool for one in asks})[:_CALLS])
-        approve = f"stepfleet approve {run_id}, {deny}"
+        approve = f"stepfleet decide {run_id} --approve, {deny}"
         return f"run {run_id} asks no question, it waits for an approval of {tools}: {approve}"
     places = ", ".join(f"{one.index} ({one.kind}, {one.tool})" for one in asks[:_CALLS])
     return f"run {run_id} does not wait for that call, but for: {places}"

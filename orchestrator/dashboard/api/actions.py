@@ -36,7 +36,7 @@ from stepfleet.orchestrator.events.envelope import args_shown
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import AskPage, Decided
 from stepfleet.orchestrator.store.fleet.people import ask_figures
-from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
+from stepfleet.orchestrator.store.runs.control import ControlResult
 
 log = logging.getLogger(__name__)
 
@@ -46,15 +46,6 @@ AT_ONCE = 20
 PAGE = 500
 MOST_REFUSED = 20
 _SELECTED = {"status", "stop_reason", "agent", "tenant", "error"}
-_DONE = frozenset(ControlOutcome) - {
-    *(ControlOutcome.UNKNOWN, ControlOutcome.ENDED, ControlOutcome.CHANGED, ControlOutcome.ACTIVE)
-}
-_WHY = {
-    ControlOutcome.UNKNOWN: "there is no such run",
-    ControlOutcome.ENDED: "it has ended",
-    ControlOutcome.ACTIVE: "it is not paused",
-    ControlOutcome.CHANGED: "another request changed it first: try again",
-}
 
 
 class Audited(ApiHandler):
@@ -128,12 +119,12 @@ class ActionHandler(Audited, ABC):
             async with limited:
                 try:
                     result = await act(run_id)
-                    outcome, why = result.outcome, _reason(verb, result)
+                    is_done, why = result.is_done, str(result)
                 except ConfigurationError as error:
-                    outcome, why = ControlOutcome.UNKNOWN, error.message
-                if outcome not in _DONE and len(refused) < MOST_REFUSED:
+                    is_done, why = False, error.message
+                if not is_done and len(refused) < MOST_REFUSED:
                     refused[run_id] = why
-                return outcome in _DONE
+                return is_done
 
         done = sum(await asyncio.gather(*map(one, run_ids)))
         left = len(run_ids) - done
@@ -158,14 +149,7 @@ class RunAction(ActionHandler):
             return await self._going_on(target, verb, given)
         if given.message is not None or given.at is not None:
             raise ConfigurationError("message and at are for send and fork")
-        act = self.of_run(verb, given)
-        result = await act(target)
-        return ActionResult(
-            action=verb,
-            runs=int(result.outcome in _DONE),
-            outcome=result.outcome.value,
-            detail=result.detail or None,
-        )
+        return _of_run(verb, await self.of_run(verb, given)(target))
 
     async def _going_on(self, target: str, verb: str, given: Action) -> ActionResult:
         """Give the run a message, or begin another one with its steps."""
@@ -175,13 +159,17 @@ class RunAction(ActionHandler):
             return ActionResult(action=verb, runs=1, outcome="created", detail=new)
         if not given.message or given.at is not None:
             raise ConfigurationError("message: write what the run is to go on with, and no `at`")
-        result = await fleet.runs.send(target, given.message, **own)
-        return ActionResult(
-            action=verb,
-            runs=int(result.outcome in _DONE),
-            outcome=result.outcome.value,
-            detail=result.detail or None,
-        )
+        return _of_run(verb, await fleet.runs.send(target, given.message, **own))
+
+
+def _of_run(verb: str, result: ControlResult) -> ActionResult:
+    return ActionResult(
+        action=verb,
+        runs=int(result.is_done),
+        outcome=result.outcome.value,
+        detail=result.detail or None,
+        text=str(result),
+    )
 
 
 class BatchAction(ActionHandler):
@@ -282,13 +270,6 @@ class RunsAction(ActionHandler):
             raise ConfigurationError(msg)
         page = await self.site.fleet.runs.page(limit=PAGE, cursor=given.cursor, **which)
         return await self.each([run.run_id for run in page.runs], verb, given, page.next)
-
-
-def _reason(verb: str, result: ControlResult) -> str:
-    why = _WHY.get(result.outcome, result.outcome.value)
-    if result.outcome is ControlOutcome.ACTIVE and verb == "retry":
-        why = "it has not ended"
-    return f"{why} ({result.detail})" if result.detail else why
 
 
 MOST = 200

@@ -37,7 +37,7 @@ WORK_PATIENCE = 20.0
 T = TypeVar("T")
 
 
-class Work:
+class FileWork:
     """The places for work on files, of which there are few."""
 
     def __init__(self) -> None:
@@ -149,7 +149,7 @@ class Site:
     content: bool = True
     is_local: bool = False
     busy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
-    work: Work = field(default_factory=Work)
+    work: FileWork = field(default_factory=FileWork)
     servers: Recent[tuple[Check, ...]] = field(default_factory=lambda: Recent(SERVERS_SECONDS))
     failures: Recent[Failures] = field(default_factory=lambda: Recent(FAILURES_SECONDS, 20))
     asks: Recent[AskCount] = field(default_factory=lambda: Recent(ASKS_SECONDS, 20))

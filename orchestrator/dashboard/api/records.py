@@ -91,6 +91,8 @@ class Action(Record):
 class ActionResult(Record):
     """What an action has done. `runs` is how many runs it concerned; `outcome` that of one run.
 
+    `text` has the outcome in words that follow the run's name.
+
     `left_alone` counts runs that were refused; `refused` has up to 20 of them, with the reason.
     `next` is the cursor for the next request where a filter may match more runs.
     """
@@ -99,6 +101,7 @@ class ActionResult(Record):
     runs: int = 0
     outcome: str | None = None
     detail: str | None = None
+    text: str | None = None
     left_alone: int = 0
     refused: dict[str, str] = Field(default_factory=dict)
     next: str | None = None

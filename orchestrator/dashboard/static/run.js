@@ -45,7 +45,7 @@ const isOver = (run) => ENDED.includes(run.status);
 const numbers = (given) => Object.fromEntries(Object.entries(given).filter(([name, value]) => value !== "" && LIMITS.some((one) => one.name === name)).map(([name, value]) => [name, Number(value)]));
 
 function buttons(run) {
-  const act = (verb, question, body = () => ({}), done = (one) => one.detail || `The run is ${one.outcome.replaceAll("_", " ")}.`) =>
+  const act = (verb, question, body = () => ({}), done = (one) => `The run ${one.text}.`) =>
     button(question.button, async () => {
       await attempt(question, (given) => post(`${path}/${verb}`, body(given)), done);
       await load();

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.limits.limit import NORMAL
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.admission.limit_settings import ENDED
@@ -41,7 +41,7 @@ class Request:
     step.
     """
 
-    hint: StepHint
+    hint: Work
     agent: str
     tenant: str
     names: tuple[str, ...]
@@ -74,7 +74,7 @@ class Request:
 
 
 def settling(
-    hint: StepHint,
+    hint: Work,
     amounts: Amounts | None = None,
     spent: Spending | None = None,
     names: Collection[str] = (),
@@ -93,17 +93,17 @@ def settling(
     return operation
 
 
-def refunding(hint: StepHint, key: str = "") -> Operation:
+def refunding(hint: Work, key: str = "") -> Operation:
     """Return the operation that ends a grant, by its `key`, and gives all of it back."""
     return _of("refund", hint, key)
 
 
-def renewing(hint: StepHint) -> Operation:
+def renewing(hint: Work) -> Operation:
     """Return the operation with which a grant goes on."""
     return _of("renew", hint)
 
 
-def losing(hint: StepHint, crashes: int) -> Operation:
+def losing(hint: Work, crashes: int) -> Operation:
     """Return the operation that charges the calls of workers which were lost with a step."""
     return _of("lost", hint) | {"crashes": crashes}
 
@@ -147,7 +147,7 @@ class Answer:
     """
 
     words: tuple[str, ...]
-    admitted: tuple[tuple[StepHint, str], ...]
+    admitted: tuple[tuple[Work, str], ...]
     pause: float | None
     waiting: int
     version: str
@@ -207,7 +207,7 @@ class AdmissionCalls:
         triples = zip(*[iter(flat)] * 3, strict=True)
         return Answer(
             tuple(words),
-            tuple((StepHint(run, int(step)), agent) for run, step, agent in triples),
+            tuple((Work(run, int(step)), agent) for run, step, agent in triples),
             None if int(pause) < 0 else int(pause) / 1000,
             int(waiting),
             str(version),
@@ -223,7 +223,7 @@ class AdmissionCalls:
         """Return whether there are grants: without limits nobody settles those that are left."""
         return bool(await self._connection.execute("EXISTS", self._keys.of(keys.LIMIT_GRANTS)))
 
-    async def ended_among_waiting(self, at: str) -> tuple[str, list[StepHint]]:
+    async def ended_among_waiting(self, at: str) -> tuple[str, list[Work]]:
         """Return where to go on, and steps with a place in a line whose runs are over.
 
         Reads some hundred places. Raises `StoreError`.
@@ -234,7 +234,7 @@ class AdmissionCalls:
         headers = (self._keys.run(run) for run in steps)
         found = await self._connection.execute_all(*(("HGET", key, "status") for key in headers))
         over = [run for run, one in zip(steps, found, strict=True) if one is None or one in _OVER]
-        return str(at), [StepHint(run, int(steps[run])) for run in over if steps[run].isdigit()]
+        return str(at), [Work(run, int(steps[run])) for run in over if steps[run].isdigit()]
 
     async def lost_among(self, run_ids: Sequence[str]) -> list[str]:
         """Return those runs that neither wait in a line nor have a grant. Raises `StoreError`.
@@ -283,6 +283,6 @@ def _new_id() -> str:
     return secrets.token_hex(8)
 
 
-def _of(op: str, hint: StepHint, key: str = "") -> Operation:
+def _of(op: str, hint: Work, key: str = "") -> Operation:
     named: Operation = {"op": op, "run": hint.run_id, "step": hint.step}
     return named | {"key": key} if key else named

@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.errors import NotFoundError, StoreError
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.batch import BatchHold, Manifest
 from stepfleet.orchestrator.records.errors import ErrorInfo, cause_of
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -224,7 +224,7 @@ class BatchRequests:
         replies = await pace.send(calls, len(run_ids))
         applied = [reply for reply in replies if reply[0] != "superseded"]
         hints = [
-            (StepHint(run_id, int(step)), agent)
+            (Work(run_id, int(step)), agent)
             for reply in applied
             for run_id, step, agent in zip(reply[3::3], reply[4::3], reply[5::3], strict=True)
         ]

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.waiting import Arrived, ToolHint, decided_event, waits_in
+from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.protocol.waiting import Arrived, decided_event, waits_in
 from stepfleet.orchestrator.records.calls.answers import Answer, Ask, AskCount, Decision, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -48,9 +49,9 @@ class Waits:
     execution: int
 
     @property
-    def hint(self) -> ToolHint:
+    def hint(self) -> Work:
         """The call."""
-        return ToolHint(self.ask.run_id, self.ask.step - 1, self.ask.index)
+        return Work(self.ask.run_id, self.ask.step - 1, self.ask.index)
 
 
 class Asks:
@@ -123,7 +124,7 @@ class Asks:
         meant = [one for one in calls if f"{one.run_id}.".startswith(below)]
         return await self._count(meant, more)
 
-    async def _oldest(self) -> tuple[list[ToolHint], bool]:
+    async def _oldest(self) -> tuple[list[Work], bool]:
         """Return the calls that have waited longest, and whether there may be others."""
         shards = [f"{self._keys.tag(n)}asks" for n in range(self._keys.shards)]
         each = max(LOOKED_AT // len(shards), 1)
@@ -133,7 +134,7 @@ class Asks:
         more = any(len(members) == each for members in found)
         return [call_at(one) for members in found for one in members], more
 
-    async def _count(self, calls: Sequence[ToolHint], more: bool, batch_id: str = "") -> AskCount:
+    async def _count(self, calls: Sequence[Work], more: bool, batch_id: str = "") -> AskCount:
         found = 0
         fields = ("status", "step", "waiting", "batch", "billed")
         for at in range(0, len(calls), _TOGETHER):
@@ -183,20 +184,21 @@ class Asks:
 
 
 def _waits(
-    call: ToolHint, header: dict[str, str], place: str, score: float, journal: Sequence[Any]
+    call: Work, header: dict[str, str], place: str, score: float, journal: Sequence[Any]
 ) -> Waits | None:
     try:
         response = LLMResponse.from_json(journal[0])
         execution = HandOff.model_validate_json(unpacked(header["slim"])).info.execution
     except (ValidationError, ValueError):
         return None
-    if call.index >= len(response.tool_calls or ()):
+    calls, index = response.tool_calls or (), call.index
+    if index is None or index >= len(calls):
         return None
-    made = (response.tool_calls or ())[call.index]
+    made = calls[index]
     ask = Ask(
         run_id=call.run_id,
         step=call.step + 1,
-        index=call.index,
+        index=index,
         key=journal[1],
         call_id=made.id,
         kind="question" if place == "@person" else "approval",

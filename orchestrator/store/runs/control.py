@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.revision import Revision
 from stepfleet.orchestrator.records import exact_json
@@ -31,6 +31,20 @@ COST_FROM = "cost_from"
 """The step (from 0) from which a run's cost statistics count."""
 PAUSED_BY = "paused_by"
 """The header's field of a run that was paused with the run that has started it: that run's id."""
+
+
+_IN_WORDS = {
+    "cancelled": "was cancelled",
+    "requested": "is in a worker, which obeys at once, at the latest after its current step",
+    "paused": "was paused",
+    "resumed": "was resumed",
+    "retried": "is retried",
+    "sent": "has the message and continues",
+    "active": "has not ended",
+    "ended": "has already ended",
+    "changed": "changed in the meantime; repeat the request",
+    "unknown": "is unknown",
+}
 
 
 class ControlOutcome(StrEnum):
@@ -62,6 +76,18 @@ class ControlResult:
     def in_hands(self) -> bool:
         """Whether a worker may hold the run, and is to be notified."""
         return self.outcome is ControlOutcome.REQUESTED or self.detail == "waiting"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the request changed the run, or its worker will."""
+        return self.outcome not in ("active", "changed", "ended", "unknown")
+
+    def __str__(self) -> str:
+        """Return the outcome as it follows a run's id: `was cancelled`, `has already ended`."""
+        words = _IN_WORDS[self.outcome]
+        if self.outcome in (ControlOutcome.RETRIED, ControlOutcome.SENT):
+            return f"{words} at step {int(self.detail) + 1}"
+        return f"{words} ({self.detail})" if self.detail else words
 
 
 def new_request() -> str:
@@ -122,7 +148,7 @@ class Control:
 
     async def resume(self, run: StoredRun, request: str | None = None) -> ControlResult:
         """Let a paused run go on."""
-        hint = StepHint(run.run_id, run.step)
+        hint = Work(run.run_id, run.step)
         message = self._dispatch.message(hint, run.agent)
         args = (self._grace_ms, message, request or new_request())
         result = await self._run("resume", run.run_id, *args)
@@ -145,7 +171,7 @@ class Control:
         fields = self._retry_fields(run, revision, given, request or new_request())
         result = await self._run("retry", run.run_id, **fields)
         if result.outcome is ControlOutcome.RETRIED:
-            await self._dispatch.published(StepHint(run.run_id, revision.step), run.agent)
+            await self._dispatch.published(Work(run.run_id, revision.step), run.agent)
         return result
 
     async def retry_all(
@@ -169,7 +195,7 @@ class Control:
             if not self._dispatch.in_script:
                 await self._dispatch.publish(
                     [
-                        (StepHint(run.run_id, revision.step), run.agent)
+                        (Work(run.run_id, revision.step), run.agent)
                         for (run, revision), reply in zip(group, replies, strict=True)
                         if reply[0] == "retried"
                     ]
@@ -191,7 +217,7 @@ class Control:
             "slim": slim(revision.state),
             "since": log_end(revision.state.window),
             "overrides": exact_json.text(revision.overrides) if revision.overrides else "",
-            "message": self._dispatch.message(StepHint(run.run_id, revision.step), run.agent),
+            "message": self._dispatch.message(Work(run.run_id, revision.step), run.agent),
             "grace": self._grace_ms,
             "anew": int(state.info.execution > run.state.info.execution),
             "tokens": revision.removed.total_tokens,

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -64,7 +63,7 @@ class Dependents:
 
     async def follow(self, dependent: Dependent, runs: Sequence[str]) -> list[str]:
         """Have the ends of runs sent to `dependent`; return of each whether it has one."""
-        address = address_of(ToolHint(dependent.run_id, 0, BEGINNING))
+        address = address_of(Work(dependent.run_id, 0, BEGINNING))
         replies: list[str] = []
         pace = Pace(self._connection)
         for group in pace.groups(runs):
@@ -74,7 +73,7 @@ class Dependents:
 
     async def arrived(self, run_id: str, before: str, agent: str = "") -> None:
         """Note that `before` has ended, for which a run may wait."""
-        hint = StepHint(run_id, 0)
+        hint = Work(run_id, 0)
         message = self._dispatch.message(hint, agent)
         reply = await self._scripts.run("arrived", run_id, before, message)
         if reply[0] == "noted" and not int(reply[1]):
@@ -90,7 +89,7 @@ class Dependents:
 
     async def begin(self, dependent: Dependent, messages: Sequence[Message]) -> bool:
         """Let the run begin with its input; return whether this call did."""
-        hint, agent = StepHint(dependent.run_id, 0), dependent.header["agent"]
+        hint, agent = Work(dependent.run_id, 0), dependent.header["agent"]
         done = await self._write(
             dependent,
             "begin",

@@ -9,7 +9,7 @@ from redis.exceptions import ResponseError
 
 from stepfleet.orchestrator.errors import ConflictError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.serialization import handoff
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -147,8 +147,8 @@ class RunImport:
         )
 
 
-def _hint(imported: ImportedRun) -> StepHint:
-    return StepHint(imported.run.run_id, imported.step)
+def _hint(imported: ImportedRun) -> Work:
+    return Work(imported.run.run_id, imported.step)
 
 
 def pages(part: Sequence[Any]) -> Iterator[Sequence[Any]]:

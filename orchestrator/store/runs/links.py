@@ -7,8 +7,8 @@ changes nothing.
 from dataclasses import dataclass
 
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.protocol.claim import Want
-from stepfleet.orchestrator.protocol.waiting import ToolHint, waits_in
+from stepfleet.orchestrator.protocol.claim import Want, Work
+from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.redis_client.connection import Connection
@@ -29,7 +29,7 @@ class Owed:
     `seen` is the number of its events by then: behind another one it owes anew.
     """
 
-    calls: tuple[ToolHint, ...] = ()
+    calls: tuple[Work, ...] = ()
     request: Want | None = None
     runs: tuple[str, ...] = ()
     seen: int = 0
@@ -43,7 +43,7 @@ class Links:
         self._keys = keys
         self._scripts = RunScripts(connection, keys)
 
-    async def follow(self, run_id: str, call: ToolHint) -> Lifecycle | None:
+    async def follow(self, run_id: str, call: Work) -> Lifecycle | None:
         """Have the end of a run answered to `call`; return its status where it has ended already.
 
         Raises `NotFoundError` if there is no run of that id, or too many follow it.

@@ -16,8 +16,8 @@ from stepfleet.orchestrator.protocol.claim import (
     Held,
     Refusal,
     Refused,
-    StepHint,
     Want,
+    Work,
     losses,
     unpaid_of,
 )
@@ -131,7 +131,7 @@ class StepStore:
         """Have Redis know the scripts of a step."""
         await load(self._connection, "claim", "journal", "commit")
 
-    async def claim(self, hint: StepHint, token: str, *, waits: bool = False) -> Claim | Refusal:
+    async def claim(self, hint: Work, token: str, *, waits: bool = False) -> Claim | Refusal:
         """Take the step: fence, lease, load, in one round trip; a long log takes more.
 
         With `waits` its model call may have to wait: the store knows that none is made before
@@ -213,7 +213,7 @@ class StepStore:
         if verdict.waiting is not None:
             with writing():
                 return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
-        following = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
+        following = Work(claim.run_id, claim.step + (verdict.logged is not None))
         goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay and publish
         handoff = verdict.logged.handoff if verdict.logged else None
         agent = handoff.to.name if handoff else claim.config.name
@@ -241,7 +241,7 @@ class StepStore:
                 await self._dispatch.published(following, agent)
         return _committed(reply)
 
-    async def known_of(self, hint: StepHint) -> tuple[bool, int]:
+    async def known_of(self, hint: Work) -> tuple[bool, int]:
         """Return whether the model has answered in that step, and how many losses may be paid for.
 
         An answer is journaled, or committed; a loss is that of a worker.
@@ -255,7 +255,7 @@ class StepStore:
         paid = int(crashes or 0) - unpaid_of(unpaid or "", hint.step)
         return is_answered, paid if is_open else 0
 
-    async def shelve(self, hint: StepHint) -> None:
+    async def shelve(self, hint: Work) -> None:
         """Put a run away whose step waits for limits of the fleet, unless it has moved on."""
         await self._scripts.run("shelve", hint.run_id, hint.step, "")
 
@@ -315,7 +315,7 @@ class StepStore:
         return verdict, fields
 
     async def _load(
-        self, hint: StepHint, token: str, now: datetime, header: Fields, reply: list[Any]
+        self, hint: Work, token: str, now: datetime, header: Fields, reply: list[Any]
     ) -> Claim:
         await self._scripts.ensure_version(hint.run_id, header)
         config = await self._configs.of_run(header)
@@ -362,7 +362,7 @@ class StepStore:
             outage=load_outage(header.get("outage")),
         )
 
-    async def _give_back(self, hint: StepHint, token: str, header: Fields) -> None:
+    async def _give_back(self, hint: Work, token: str, header: Fields) -> None:
         """Leave a run that this worker cannot read to others, at growing intervals."""
         delay = self.terms.grace * 2 ** min(int(header.get("limited", 0)), MOST_DOUBLINGS)
         fields = {

@@ -15,8 +15,7 @@ from redis.exceptions import ResponseError
 from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, StoreError
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
 from stepfleet.orchestrator.limits.limit import NORMAL
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.calls.answers import After
@@ -59,7 +58,7 @@ class NewRun:
     tenant: str | None = None
     priority: int = NORMAL
     limited: bool = False
-    returns_to: ToolHint | None = None
+    returns_to: Work | None = None
     depth: int = 0
     after: After | None = None
     billed: str | None = None
@@ -161,7 +160,7 @@ class Submission:
             run.run_id,
             round(self._grace * 1000),
             MESSAGES.dump_json(run.messages, exclude_defaults=True),
-            self._dispatch.message(StepHint(run.run_id, 0), run.agent),
+            self._dispatch.message(Work(run.run_id, 0), run.agent),
             stored_events(queued),
             len(queued),
             round(run.delay * 1000),
@@ -173,7 +172,7 @@ class Submission:
     async def publish(self, runs: Sequence[NewRun]) -> None:
         """Send the first hints of created runs where scripts do not push them."""
         if not self._dispatch.in_script:
-            hints = [(StepHint(run.run_id, 0), run.agent) for run in runs if not run.delay]
+            hints = [(Work(run.run_id, 0), run.agent) for run in runs if not run.delay]
             await self._dispatch.publish(hints)
 
 
@@ -246,15 +245,15 @@ def header_of(run: NewRun, handoff: str) -> dict[str, Any]:
     return fields
 
 
-def address_of(call: ToolHint) -> str:
+def address_of(call: Work) -> str:
     """Return how the store names a call that waits for the end of another run."""
     return f"{call.step} {call.index} {call.run_id}"
 
 
-def call_at(address: str) -> ToolHint:
+def call_at(address: str) -> Work:
     """Return the call of such an address."""
     step, index, run_id = address.split(" ", 2)
-    return ToolHint(run_id, int(step), int(index))
+    return Work(run_id, int(step), int(index))
 
 
 def _queued(run: NewRun, now: datetime) -> Events:

@@ -12,24 +12,9 @@ from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.claim import (
-    Claim,
-    Held,
-    Refusal,
-    Refused,
-    StepHint,
-    Want,
-    losses,
-)
+from stepfleet.orchestrator.protocol.claim import Claim, Held, Refusal, Refused, Want, Work, losses
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.protocol.waiting import (
-    Arrived,
-    Delivered,
-    TakenCall,
-    ToolHint,
-    Waiting,
-    waits_in,
-)
+from stepfleet.orchestrator.protocol.waiting import Arrived, Delivered, TakenCall, Waiting, waits_in
 from stepfleet.orchestrator.records.calls.answers import Answer, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -125,7 +110,7 @@ class ToolCalls:
                 await self._dispatch.publish_calls([one for one, w in started if not _by_people(w)])
         return reply
 
-    async def take(self, hint: ToolHint, token: str) -> TakenCall | Refusal:
+    async def take(self, hint: Work, token: str) -> TakenCall | Refusal:
         """Take a tool call: fence, lease, load, in one round trip.
 
         One that this version cannot read is left to a worker that can. Raises `StoreError` when
@@ -140,14 +125,14 @@ class ToolCalls:
             await self.leave(hint, token, delay=self.grace * 2, started=False)
             return Refusal(Refused.UNREADABLE, str(error))
 
-    async def keep(self, hint: ToolHint, token: str, seconds: float) -> Held:
+    async def keep(self, hint: Work, token: str, seconds: float) -> Held:
         """Renew the lease; `seconds` since it was taken."""
         reply = await self._run("retain", hint, token, duration(self.lease), duration(seconds))
         return Held(ours=reply[0] == "held")
 
     async def leave(
         self,
-        hint: ToolHint,
+        hint: Work,
         token: str,
         *,
         delay: float = 0.0,
@@ -167,7 +152,7 @@ class ToolCalls:
         as a lost attempt and changes nothing else.
         """
         hint = taken.hint
-        step = StepHint(hint.run_id, hint.step)
+        step = hint.of_step
         late = LostAttempt(
             kind=LostKind.LATE,
             step=hint.step + 1,
@@ -198,7 +183,7 @@ class ToolCalls:
 
     async def answer(
         self,
-        hint: ToolHint,
+        hint: Work,
         key: str,
         answer: Answer,
         agent: str = "",
@@ -210,7 +195,7 @@ class ToolCalls:
         names what it waits for (see `wait_key`). `agent` labels the step that goes on, `events` are
         the run's. Raises `StoreError` when Redis stays out of reach.
         """
-        step = StepHint(hint.run_id, hint.step)
+        step = hint.of_step
         reply = await self._pushing.run(
             "answer",
             hint.run_id,
@@ -234,7 +219,8 @@ class ToolCalls:
             await self._dispatch.published(step, agent)
         return Arrived(applied=True, left=left, status=reply[2])
 
-    async def _taken(self, hint: ToolHint, token: str, reply: Sequence[Any]) -> TakenCall:
+    async def _taken(self, hint: Work, token: str, reply: Sequence[Any]) -> TakenCall:
+        assert hint.index is not None  # noqa: S101 - it names a call
         header: Fields = pairs(reply[2])
         await self._scripts.ensure_version(hint.run_id, header)
         config = await self._configs.of_run(header)
@@ -267,7 +253,7 @@ class ToolCalls:
             until=moment(reply[8]) if reply[8] else None,
         )
 
-    async def _run(self, script: str, hint: ToolHint, token: str, *args: Any) -> Any:
+    async def _run(self, script: str, hint: Work, token: str, *args: Any) -> Any:
         return await self._scripts.run(script, hint.run_id, hint.step, hint.index, token, *args)
 
 
@@ -277,5 +263,5 @@ def _by_people(wait: Wait) -> bool:
 
 
 def _task(claim: Claim, wait: Wait) -> CallTask:
-    hint = ToolHint(claim.run_id, claim.step, wait.index)
+    hint = Work(claim.run_id, claim.step, wait.index)
     return CallTask(hint, wait.queue, call_label(claim.config.name, claim.step, wait.tool))

@@ -141,9 +141,11 @@ def test_whoever_waits_for_runs_reads_that_these_wait_for_people(
             lambda: any(one.alive for one in fleet.overview().workers), within=LONG, what="a worker"
         )
     asking = commands.start("ask", "clerk", "ask", **place)
-    commands.until_said("clerk asks: which? (red, blue)\n  stepfleet answer ", within=LONG)
-    run_id = commands.said.rpartition("stepfleet answer ")[2].split()[0]
-    assert "1 call answered" in cli("answer", run_id, "blue").stdout
+    commands.until_said("clerk asks: which? (red, blue)\n  stepfleet decide ", within=LONG)
+    run_id = commands.said.rpartition("stepfleet decide ")[2].split()[0]
+    for how in ((), ("--approve", "--deny"), ("--answer", "blue", "--reason", "so")):
+        assert cli("decide", run_id, *how).returncode == 2
+    assert "1 call answered" in cli("decide", run_id, "--answer", "blue").stdout
     assert asking.wait(LONG) == 0, commands.said
     assert (commands.folder / "started.out").read_text() == "blue\n"
 
@@ -159,17 +161,19 @@ def test_whoever_waits_for_runs_reads_that_these_wait_for_people(
     assert f"line q0 of batch {batch}" in cli("approvals").stdout
     first = cli("approve", "q0", "-b", batch)
     assert "1 call approved" in first.stdout
-    again = cli("deny", "q0:0", "-b", batch)
-    assert again.returncode == 2
-    assert "approved by " in again.stderr
+    for again in (cli("deny", "q0:0", "-b", batch), cli("decide", "q0:0", "-b", batch, "--deny")):
+        assert again.returncode == 2
+        assert "approved by " in again.stderr
     for other in (["--batch", "nosuch"], ["--batch", batch, "--tool", "unknown"]):
-        nothing = cli("approve", *other, "--yes")
-        assert (nothing.returncode, nothing.stdout[:28]) == (1, "Nothing that waits matches: ")
+        for words in (("approve",), ("decide", "--approve")):
+            nothing = cli(*words, *other, "--yes")
+            assert (nothing.returncode, nothing.stdout[:28]) == (1, "Nothing that waits matches: ")
     unknown = cli("answer", "q7", "blue", "-b", batch)
     assert unknown.returncode == 2
     assert f"no line of batch {batch} has the id 'q7'" in unknown.stderr
     (left,) = orjson.loads(cli("approvals", "--json").stdout)
     assert cli("approve", "q1", "--key", f"{left['key']}0").returncode == 2
-    assert "1 call approved" in cli("approve", "q1", "--key", left["key"]).stdout
+    decided = cli("decide", "q1", "--key", left["key"], "--approve")
+    assert "1 call approved" in decided.stdout
     assert waiting_for.wait(LONG) == 0, commands.said
     assert "for people" not in cli("status", batch).stdout

@@ -29,6 +29,8 @@ COMMANDS = {
     "approve": ("run",),
     "deny": ("run", "--reason", "no"),
     "answer": ("run", "yes"),
+    "decide": ("run", "--approve"),
+    "checkpoints": ("snapshot", "run"),
     "results": ("batch", "--wait"),
     "ls": (),
     "show": ("run", "--follow"),
@@ -48,8 +50,8 @@ COMMANDS = {
     "limits": ("show",),
     "purge": ("--yes",),
 }
-WITHOUT_A_REDIS = {"bench", "restore", "doctor"}
-"""`restore` reads its file first; `bench` starts its own; `doctor` prints a table, see below."""
+WITHOUT_A_REDIS = {"restore", "doctor"}
+"""`restore` reads its file first; `doctor` prints a table, see below."""
 WAITING = {
     "watch": COMMANDS["watch"],
     "results": COMMANDS["results"],

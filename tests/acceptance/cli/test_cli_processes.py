@@ -13,9 +13,7 @@ from support.deadlines import until, wait_until
 from support.workers.ended import until_ended
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.cli.local.process import Child
-from stepfleet.orchestrator.cli.local.supervisor import Supervisor
-from stepfleet.orchestrator.cli.local.worker_command import watched_argv
+from stepfleet.orchestrator.cli.workers import Child, Supervisor, watched_argv
 
 LONG = 60.0
 LASTING = ("http.server", "--bind", "127.0.0.1", "0")

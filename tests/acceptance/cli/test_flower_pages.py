@@ -100,7 +100,7 @@ def test_runs_are_paused_cancelled_and_exported_by_ids_and_by_filter(
     assert (done["runs"], done["left_alone"], done["refused"]) == (2, 0, {})
     _, done = site.api("/runs/retry", {"runs": [*some, "nobody"]})
     assert (done["runs"], done["left_alone"]) == (0, 3)
-    assert done["refused"][some[0]] == "it has not ended (paused)"
+    assert done["refused"][some[0]] == "has not ended (paused)"
     assert done["refused"].keys() == {*some, "nobody"}
 
     of_acme = {"tenant": "acme", "status": "queued"}

@@ -15,11 +15,10 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
-from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, StepMessages
+from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, TaskMessages
 from stepfleet.orchestrator.store.opening.opening import client_app
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
@@ -234,7 +233,7 @@ def test_forged_tool_messages_are_put_aside(
 
 def as_step(run_id: str) -> bytes:
     """A step's message that was signed for its own queue and put into another one."""
-    return StepMessages("stepfleet", signing_keys(KEY)).build(StepHint(run_id, 0), "x").encode()
+    return TaskMessages("stepfleet", signing=signing_keys(KEY)).of(Work(run_id, 0), "x").encode()
 
 
 def test_a_fleet_without_keys_takes_signed_messages(
@@ -256,7 +255,7 @@ async def test_every_message_of_a_dispatch_is_signed(redis_url: str) -> None:
             raise AssertionError(command)
 
     dispatch = Dispatch(app, Nobody(), "stepfleet", in_script=True, signing=settings.signing)
-    call = CallTask(ToolHint("run", 0, 1), "gpu", "x")
-    assert HEADER in dispatch.message(StepHint("run", 0), "x")
+    call = CallTask(Work("run", 0, 1), "gpu", "x")
+    assert HEADER in dispatch.message(Work("run", 0), "x")
     assert HEADER in dispatch.call_message(call)
     app.close()

@@ -89,7 +89,7 @@ def test_a_run_moves_to_another_redis_and_asks_the_same(
     key = f"moves-{uuid4()}"
     run_id = fleet.submit(PLAIN, key, settings={"temperature": 0.25})
     ended = fleet.runs.wait(run_id, WAIT)
-    done = stepfleet("checkpoint", run_id, "--at", "2", "--out", "kept.json")
+    done = stepfleet("checkpoints", "write", run_id, "--at", "2", "--out", "kept.json")
     assert done.returncode == 0, done.stderr
     kept = load_checkpoint(stepfleet.folder / "kept.json")
     assert len(kept.steps) == 2
@@ -290,7 +290,7 @@ def test_the_command_line_keeps_and_restores(
     kept = sorted(path.name for path in (stepfleet.folder / "folder").iterdir())
     assert kept == [f"{run_id}-000004.json", f"{run_id}-000006.json"]
 
-    refused = stepfleet("restore", f"folder/{kept[0]}")
+    refused = stepfleet("checkpoints", "restore", f"folder/{kept[0]}")
     assert (refused.returncode, "is there already" in refused.stderr) == (2, True)
     copied = stepfleet("restore", f"folder/{kept[0]}", "--as-new", "--json")
     assert copied.returncode == 0, copied.stderr

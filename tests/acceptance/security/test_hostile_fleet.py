@@ -20,8 +20,9 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.store.dispatch import CallMessages, StepMessages
+from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.settings.settings import TOOL_TASK
+from stepfleet.orchestrator.store.dispatch import TaskMessages
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]
@@ -161,11 +162,15 @@ def test_replayed_messages_move_no_run(
     """Every step's message many times, before its time, in it and after the end; tools' too."""
     second, replayed = hold(answers, 2)
     worker = start_worker(env={"STEPFLEET_TRANSPORT": transport})
-    queue, steps, calls = BrokerQueue(broker), StepMessages("stepfleet"), CallMessages("stepfleet")
+    queue, steps, calls = (
+        BrokerQueue(broker),
+        TaskMessages("stepfleet"),
+        TaskMessages("stepfleet", TOOL_TASK),
+    )
 
     def replay(run_id: str) -> None:
-        built = [steps.build(StepHint(run_id, step), "plain") for step in range(6)]
-        built += [calls.filled([run_id, step, 0], "plain") for step in range(3)]
+        built = [steps.of(Work(run_id, step), "plain: step") for step in range(6)]
+        built += [calls.of(Work(run_id, step, 0), "plain") for step in range(3)]
         queue.put(*(one.encode() for one in built * 5))
 
     batch = fleet.submit_batch([{"id": f"{n}", "input": f"{n}"} for n in range(5)], agent=PLAIN)

@@ -17,8 +17,7 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.worker.runtime.inline import InlineWorker
@@ -130,13 +129,13 @@ async def test_a_run_below_that_kills_its_workers_is_paid_for_once(
         InlineWorker(load_settings(redis_url=redis_url), [editor]) as worker,
         bench(redis_url, child) as desk,
     ):
-        await worker._services.run_step(StepHint(run_id, 0))
-        await worker._services.run_call(ToolHint(run_id, 0, 0))
+        await worker._services.run(Work(run_id, 0))
+        await worker._services.run(Work(run_id, 0, 0))
         (started,) = (await fleet.runs.page(parent=run_id)).runs
         for _ in range(3):
             with pytest.raises(Crash):
                 await Hands(desk, child, crash_at="tool-started").step(started.run_id, 0)
-            assert await desk.marks.child_died(StepHint(started.run_id, 0), "test")
+            assert await desk.marks.child_died(Work(started.run_id, 0), "test")
         await worker.finish(run_id)
     result = await fleet.runs.result(run_id)
     assert (result.success, result.output) == (True, "without it")

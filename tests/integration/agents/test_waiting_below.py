@@ -9,8 +9,8 @@ from support.deadlines import until
 from support.runs.scripted_steps import Script, call
 
 from stepfleet.orchestrator import Agent, AsyncFleet, tool
-from stepfleet.orchestrator.cli.views import explain, runs
-from stepfleet.orchestrator.cli.views import fleet as fleet_view
+from stepfleet.orchestrator.cli.explain import explanation_picture, read_explanation
+from stepfleet.orchestrator.cli.look import fleet_picture, read_fleet, read_tree, show_picture
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 
@@ -50,18 +50,18 @@ async def test_show_explain_and_status_name_the_person_that_a_tree_waits_for(
                 await work
 
     (ask,) = [one async for one in fleet.approvals.all()]
-    shown = printed(runs.picture(await runs.read_tree(top, None, fleet), full=False))
+    shown = printed(show_picture(await read_tree(top, None, fleet), full=False))
     assert 'waits for a person: cashier calls pay({"usd":7})' in shown
-    why = await runs.read_explanation(top, None, fleet)
+    why = await read_explanation(top, None, fleet)
     assert [(one.run_id, one.agent, one.tool) for one in why.below] == [
         (ask.run_id, "cashier", "pay")
     ]
-    assert "Below it cashier waits for a person's approval" in printed(explain.picture(why))
-    assert "1 call waits for a person" in printed(fleet_view.picture(await fleet_view.read(fleet)))
+    assert "Below it cashier waits for a person's approval" in printed(explanation_picture(why))
+    assert "1 call waits for a person" in printed(fleet_picture(await read_fleet(fleet)))
 
     await fleet.decide(ask.run_id, approve=False)
 
     assert "waits for a person" not in printed(
-        runs.picture(await runs.read_tree(top, None, fleet), full=False)
+        show_picture(await read_tree(top, None, fleet), full=False)
     )
-    assert (await runs.read_explanation(top, None, fleet)).below == ()
+    assert (await read_explanation(top, None, fleet)).below == ()

@@ -11,12 +11,13 @@ from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Fleet
-from stepfleet.orchestrator.cli.results.collecting import (
+from stepfleet.orchestrator.cli.result_file import Kind, Layout
+from stepfleet.orchestrator.cli.results import (
+    ResultOptions,
     collect,
     collect_as_they_end,
     to_its_end,
 )
-from stepfleet.orchestrator.cli.results.layout import Kind, Layout, ResultOptions
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.batches.scheduling import Scheduling
-from stepfleet.orchestrator.cli.views.schedules import picture, read, read_all, table
+from stepfleet.orchestrator.cli.schedules import read, read_all, schedule_picture, table
 from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet
 
@@ -34,7 +34,7 @@ async def rows(fleet: AsyncFleet, name: str) -> dict[str, str]:
     """Return the facts that `schedule show` prints."""
     console = Console(width=200)
     with console.capture() as captured:
-        console.print(picture(await read(name, fleet)))
+        console.print(schedule_picture(await read(name, fleet)))
     pairs = (line.split("  ", 1) for line in captured.get().splitlines())
     return {label.strip(): value.strip() for label, value in pairs}
 

@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from stepfleet.orchestrator import Agent, AgentException, ConfigurationError, Fleet, tool
-from stepfleet.orchestrator.protocol.claim import Refusal, StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Refusal, Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.opening.opening import open_store
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
@@ -171,9 +170,9 @@ async def test_a_claim_of_any_id_is_refused_and_writes_nothing(redis_url: str) -
     with redis.Redis.from_url(redis_url) as client:
         before = sorted(client.scan_iter())
         for run_id in [*examples, "{s00}", "}:run:{", "sf:{s00}:due", "a\r\nSET x y\r\n"]:
-            claimed = await store.claim(StepHint(run_id, 0), "token")
+            claimed = await store.claim(Work(run_id, 0), "token")
             assert str(getattr(claimed, "why", "")) == "unknown"
-            taken = await store.calls.take(ToolHint(run_id, 0, 0), "token")
+            taken = await store.calls.take(Work(run_id, 0, 0), "token")
             assert isinstance(taken, Refusal)
         assert sorted(client.scan_iter()) == before
     await opened.aclose()

@@ -23,8 +23,8 @@ from stepfleet.orchestrator import (
     UsageStats,
 )
 from stepfleet.orchestrator.batches.results import slim
-from stepfleet.orchestrator.cli.views.batches import summary
-from stepfleet.orchestrator.cli.views.trace import trace
+from stepfleet.orchestrator.cli.batches import summary
+from stepfleet.orchestrator.cli.trace import trace
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Answered, Span
 from stepfleet.orchestrator.protocol.claim import Claim

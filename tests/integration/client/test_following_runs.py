@@ -32,7 +32,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.client.watching.follow import Following
 from stepfleet.orchestrator.client.watching.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import Event, channel_of
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.records.codec import pairs
@@ -342,7 +342,7 @@ async def test_text_that_cannot_be_told_is_kept_for_the_next_chunk(
     run_id = await fleet.submit(agent, "hi")
     async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
         ports = await worker._services.ports()
-        claim = await ports.store.claim(StepHint(run_id, 0), "t")
+        claim = await ports.store.claim(Work(run_id, 0), "t")
     store = Away()
     sender = ChunkSender(store, noon)
     writing = sender.begin(LiveStep.of(claim))  # type: ignore[arg-type]

@@ -35,14 +35,15 @@ async def test_a_decision_that_does_not_fit_is_refused_with_what_fits(
         await waiting(fleet, 1, kind="question")
         assert (
             await why_not(fleet, run_id, kind="approval")
-            == "run RUN asks a question: stepfleet answer RUN TEXT, or stepfleet deny RUN"
+            == "run RUN asks a question: stepfleet decide RUN --answer TEXT, "
+            "or stepfleet decide RUN --deny"
         )
         await fleet.decide(run_id, answer="blue", by="eve")
         await waiting(fleet, 1, kind="approval")
         assert (
             await why_not(fleet, run_id, kind="question", answer="x")
             == "run RUN asks no question, it waits for an approval of pay: "
-            "stepfleet approve RUN, or stepfleet deny RUN"
+            "stepfleet decide RUN --approve, or stepfleet decide RUN --deny"
         )
         await fleet.decide(run_id, approve=False, reason="why not", by="eve")
         assert (await fleet.runs.wait(run_id, timeout=30)).success

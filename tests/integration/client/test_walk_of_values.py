@@ -31,10 +31,10 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
 from stepfleet.orchestrator.batches.files.tables import ResultTable, cells, select
 from stepfleet.orchestrator.batches.results import as_line, full, slim
-from stepfleet.orchestrator.cli.terminal.output import print_json, screen
-from stepfleet.orchestrator.cli.views.approvals import picture
-from stepfleet.orchestrator.cli.views.runs import as_data, read_tree
-from stepfleet.orchestrator.cli.views.trace import trace
+from stepfleet.orchestrator.cli.approvals import waiting_picture
+from stepfleet.orchestrator.cli.look import read_tree, run_data
+from stepfleet.orchestrator.cli.terminal import print_json, screen
+from stepfleet.orchestrator.cli.trace import trace
 from stepfleet.orchestrator.client.runs import inputs_of
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
@@ -141,7 +141,7 @@ async def read_by_all(fleet: AsyncFleet, run_id: str) -> AgentRunResult:
     print_json(timeline.to_dict())
     print_json((await fleet.runs.view(run_id)).to_dict())
     shown = await read_tree(run_id, None, fleet)
-    print_json(as_data(shown))
+    print_json(run_data(shown))
     screen().print(trace(result, inputs_of(shown.run), full=True, debug=True))
     print_json(await fleet.history.snapshot(run_id))
     await fleet.history.tool_traces(run_id)
@@ -171,7 +171,7 @@ async def walk(
         asked = asyncio.create_task(waiting(fleet, 1))
         await asyncio.wait([ended, asked], return_when=asyncio.FIRST_COMPLETED)
         if asked.done():
-            screen().print(picture(asked.result()))
+            screen().print(waiting_picture(asked.result()))
             print_json(asked.result()[0].to_dict())
             await fleet.decide(run_id)
         asked.cancel()

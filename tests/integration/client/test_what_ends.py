@@ -7,7 +7,7 @@ from support.deadlines import until
 from support.runs.stored_runs import Bench, bench, failed, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet
-from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Work
 from stepfleet.orchestrator.store import keys
 
 AGENT = plain_agent()
@@ -63,5 +63,5 @@ async def test_a_ledger_keeps_the_newest_of_refusals_without_end(redis_url: str)
 
 
 async def taken(desk: Bench, run_id: str) -> Claim | None:
-    claim = await desk.steps.claim(StepHint(run_id, 0), desk.token())
+    claim = await desk.steps.claim(Work(run_id, 0), desk.token())
     return claim if isinstance(claim, Claim) else None

@@ -15,7 +15,8 @@ from support.runs.scripted_steps import Script, call
 from support.runs.stored_runs import Bench, failed, plain_agent
 
 from stepfleet.orchestrator import Agent, AsyncFleet, tool
-from stepfleet.orchestrator.cli.views import explain, runs
+from stepfleet.orchestrator.cli.explain import explanation_picture, read_explanation
+from stepfleet.orchestrator.cli.look import read_tree, show_picture
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.worker.runtime.inline import InlineWorker
@@ -41,9 +42,9 @@ def printed(shown: RenderableType) -> str:
 
 async def told(fleet: AsyncFleet, run_id: str) -> tuple[str, str]:
     """Return what `explain` and `show` print of a run."""
-    why = await runs.read_explanation(run_id, None, fleet)
-    shown = await runs.read_tree(run_id, None, fleet)
-    return printed(explain.picture(why)), printed(runs.picture(shown, full=False))
+    why = await read_explanation(run_id, None, fleet)
+    shown = await read_tree(run_id, None, fleet)
+    return printed(explanation_picture(why)), printed(show_picture(shown, full=False))
 
 
 async def says(wait: Callable[[float], Awaitable[object]], text: str) -> None:
@@ -134,9 +135,9 @@ async def test_a_run_names_the_person_that_one_before_it_waits_for(
                 with suppress(asyncio.CancelledError):
                     await one
 
-    why = await runs.read_explanation(last, None, fleet)
+    why = await read_explanation(last, None, fleet)
     assert [(one.agent, one.tool) for one in why.before] == [("cashier", "pay"), ("own", "pay")]
-    text = printed(explain.picture(why))
+    text = printed(explanation_picture(why))
     assert "Before it cashier waits for a person's approval" in text
     waits = "it is in_progress, and waits for an approval of 'pay' by a person: stepfleet approvals"
     await says(partial(fleet.runs.wait, alone), f"run {alone} has not ended after 0.1 s; {waits}")

@@ -12,7 +12,7 @@ from support.servers.redis_cluster import RedisCluster, redis_cluster
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import StoreError
-from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Work
 from stepfleet.orchestrator.redis_client.cluster import slot_of
 
 # Nodes that are seldom run vote late.
@@ -166,7 +166,7 @@ async def test_a_store_opens_while_the_first_node_of_its_address_is_away(
             async with bench(own_cluster.url, broker_url=redis_server.url, patience=5) as opened:
                 for claim in claims[dead.port]:
                     await opened.header(claim.run_id)
-                hint = StepHint(claims[dead.port][0].run_id, 0)
+                hint = Work(claims[dead.port][0].run_id, 0)
                 return not isinstance(await opened.steps.claim(hint, "t"), Claim)
         except StoreError:
             return False

@@ -12,7 +12,7 @@ from support.servers.redis_cluster import RedisCluster
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import StopReason, StoreError
-from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Work
 from stepfleet.orchestrator.redis_client.cluster import slot_of
 
 PARTS = ("", ":log", ":events", ":journal", ":outcomes", ":lost")
@@ -120,7 +120,7 @@ async def test_runs_in_other_slots_go_on_while_one_slot_moves(
     assert others
     to = cluster.another(cluster.owner(slot))
     cluster.begin_move(slot, to)
-    waiting = asyncio.create_task(desk.steps.claim(StepHint(run_id, 0), "t"))
+    waiting = asyncio.create_task(desk.steps.claim(Work(run_id, 0), "t"))
     try:
         for other in others:
             claim = await desk.claim(other)
@@ -142,12 +142,12 @@ async def test_a_call_that_waits_for_too_long_says_that_its_slot_moves(
     try:
         desk.opened.connection.patience = 0.2
         with pytest.raises(StoreError, match="the cluster moves this part of it: wait, or raise"):
-            await desk.steps.claim(StepHint(run_id, 0), "t")
+            await desk.steps.claim(Work(run_id, 0), "t")
     finally:
         desk.opened.connection.patience = 60
         cluster.move_keys(slot, to)
         cluster.end_move(slot, to)
-    assert isinstance(await desk.steps.claim(StepHint(run_id, 0), "t"), Claim)
+    assert isinstance(await desk.steps.claim(Work(run_id, 0), "t"), Claim)
 
 
 RUNS = 60

@@ -11,7 +11,8 @@ from support.runs.stored_runs import Bench, bench, called
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import StoreError
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.worker.runtime.rescuer import Rescuer
@@ -69,7 +70,7 @@ async def test_a_lease_is_renewed_while_redis_is_full(desk: Bench) -> None:
 async def test_the_lease_of_a_tool_call_is_renewed_while_redis_is_full(server: RedisServer) -> None:
     async with opened_run(server.url, *ONE, tools=(render,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
-        hint = ToolHint(run_id, 0, 0)
+        hint = Work(run_id, 0, 0)
         assert isinstance(await desk.steps.calls.take(hint, "c"), TakenCall)
         await fill(desk)
         assert (await desk.steps.calls.keep(hint, "c", 1.0)).ours

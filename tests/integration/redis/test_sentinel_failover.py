@@ -12,7 +12,7 @@ from support.servers.sentinel_fleet import SERVICE, SentinelFleet, sentinel_flee
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError, StoreError
 from stepfleet.orchestrator.events.broadcast import RedisPubSub
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.fleet.checks import State, sentinels
 from stepfleet.orchestrator.store.fleet.redis_facts import (
@@ -53,7 +53,7 @@ async def test_a_client_publishes_through_kombus_own_transport(guarded: Sentinel
     app = client_app(settings)
     opened = await open_store(settings, app)
     try:
-        await opened.dispatch.publish([(StepHint("a-run", 3), "plain")])
+        await opened.dispatch.publish([(Work("a-run", 3), "plain")])
         assert await opened.dispatch.waiting() == 1
     finally:
         await opened.aclose()

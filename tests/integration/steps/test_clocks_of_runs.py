@@ -1,7 +1,7 @@
 """The three clocks of a run through whole steps; durations by a clock that the test moves."""
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,10 +20,10 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.revision import further_turn
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.step import run_step
+from stepfleet.worker.step import run_work
 
 DAY = 24 * 3600
 
@@ -153,8 +153,8 @@ async def test_a_step_of_75_seconds_is_reported_as_75_000_milliseconds(redis_url
         return say("done")
 
     async with opened_run(redis_url, long) as (desk, hands, run_id):
-        ports = replace(hands.ports(), elapsed=clock)
-        await run_step(StepHint(run_id, 0), ports, Leases(clock))
+        ports = hands.ports()
+        await run_work(Work(run_id, 0), ports, Leases(clock))
         result = (await desk.stored(run_id)).result()
         events, _ = await desk.runs.events(run_id)
     (told,) = [one["payload"] for one in events if one["type"] == "agent.step.completed"]
@@ -172,12 +172,12 @@ async def test_failed_steps_count_and_the_waits_between_them_do_not(redis_url: s
 
     policy = ErrorPolicy.retry_all(3)
     async with opened_run(redis_url, fails, error_policy=policy) as (desk, hands, run_id):
-        ports = replace(hands.ports(), elapsed=clock)
+        ports = hands.ports()
 
         async def ended() -> bool:
             clock.seconds += 10
             step = (await desk.stored(run_id)).step
-            await run_step(StepHint(run_id, step), ports, Leases(clock))
+            await run_work(Work(run_id, step), ports, Leases(clock))
             return (await desk.stored(run_id)).state.status.is_terminal
 
         await until(ended, within=60)
@@ -197,10 +197,10 @@ async def test_the_time_in_a_queue_is_not_the_runs_own(redis_url: str) -> None:
 
     async with opened_run(redis_url, slow, cumulative_timeout=15) as (desk, hands, first):
         run_ids = [first, *[await desk.create() for _ in range(4)]]
-        ports, leases = replace(hands.ports(), elapsed=clock), Leases(clock)
+        ports, leases = hands.ports(), Leases(clock)
         for ahead, run_id in enumerate(run_ids):
             await session_is_older(desk, run_id, 10 * ahead)
-            await run_step(StepHint(run_id, 0), ports, leases)
+            await run_work(Work(run_id, 0), ports, leases)
         results = [(await desk.stored(run_id)).result() for run_id in run_ids]
         waited = float((await desk.header(run_ids[-1]))["created"]) / 1000
     assert all(result.success for result in results)
@@ -223,15 +223,15 @@ async def test_an_hour_of_pause_does_not_count(redis_url: str) -> None:
         hands,
         run_id,
     ):
-        ports = replace(hands.ports(), elapsed=clock)
+        ports = hands.ports()
         for step in range(2):
-            await run_step(StepHint(run_id, step), ports, Leases(clock))
+            await run_work(Work(run_id, step), ports, Leases(clock))
         await desk.control.pause(run_id)
         clock.seconds += 3600
         await session_is_older(desk, run_id, 3600)
         await desk.control.resume(await desk.stored(run_id))
-        other = replace(Hands(desk, hands.agent).ports(), elapsed=clock)
-        await run_step(StepHint(run_id, 2), other, Leases(clock))
+        other = Hands(desk, hands.agent).ports()
+        await run_work(Work(run_id, 2), other, Leases(clock))
         result = (await desk.stored(run_id)).result()
     assert result.success
     assert result.cumulative_execution_seconds == 6
@@ -257,8 +257,8 @@ async def test_parallel_tools_add_their_span_and_not_their_sum(redis_url: str) -
         async with opened_run(
             redis_url, three, say("done"), tools=(rest,), parallel_tool_execution=parallel
         ) as (desk, hands, run_id):
-            ports = replace(hands.ports(), elapsed=clock)
-            await run_step(StepHint(run_id, 0), ports, Leases(clock))
+            ports = hands.ports()
+            await run_work(Work(run_id, 0), ports, Leases(clock))
             spans[parallel] = (await desk.stored(run_id)).result().cumulative_execution_seconds
     assert spans == {True: 30, False: 90}
 

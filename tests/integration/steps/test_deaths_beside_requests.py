@@ -7,7 +7,7 @@ from support.runs.lapsed_leases import leases_run_out
 from support.runs.stored_runs import Bench, answered, called, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
 from stepfleet.orchestrator.store.batches.requests import BatchRequests, pause_fleet
 from stepfleet.worker.runtime.rescuer import Rescuer
@@ -24,11 +24,11 @@ async def test_an_owner_whose_death_was_counted_is_not_answered_that_its_commit_
     """It lives after all: its answer is listed with its cost, and its token claims nothing."""
     run_id = await desk.create()
     claim = await desk.claim(run_id)
-    assert await desk.marks.child_died(StepHint(run_id, 0), "test")
+    assert await desk.marks.child_died(Work(run_id, 0), "test")
     assert not (await desk.commit(claim, answered(claim))).applied
     (lost,) = (await desk.stored(run_id)).result().lost_attempts
     assert (lost.kind, lost.cost_usd) == ("late", 0.25)
-    refused = await desk.steps.claim(StepHint(run_id, 0), claim.token)
+    refused = await desk.steps.claim(Work(run_id, 0), claim.token)
     assert refused.why == "stale"  # type: ignore[union-attr]
     again = await desk.claim(run_id)
     assert (await desk.commit(again, answered(again))).applied
@@ -39,7 +39,7 @@ async def test_a_commit_that_was_applied_is_known_again_behind_a_death(desk: Ben
     first = await desk.claim(run_id)
     assert (await desk.commit(first, called(first))).applied
     await desk.claim(run_id, 1)
-    assert await desk.marks.child_died(StepHint(run_id, 1), "test")
+    assert await desk.marks.child_died(Work(run_id, 1), "test")
     assert (await desk.commit(first, called(first))).applied
 
 

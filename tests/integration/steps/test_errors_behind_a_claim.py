@@ -9,11 +9,11 @@ from support.runs.scripted_steps import Hands, Script, say
 from support.runs.stored_runs import Bench, bench
 
 from stepfleet.orchestrator import Agent, ErrorPolicy
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.worker.ports import Ports, StepObserver
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
-from stepfleet.worker.step import run_step
+from stepfleet.worker.step import run_work
 
 AGENT = Agent("plain", model=Script([say("fine")]), error_policy=ErrorPolicy.stop_on_any_error())
 
@@ -68,7 +68,7 @@ async def test_an_error_of_code_fails_its_step_and_loses_no_worker(desk: Bench, 
     run_id = await desk.create()
     ports = way.change(hands.ports())
     with ports.pacing:
-        report = await run_step(StepHint(run_id, 0), ports, hands.leases)
+        report = await run_work(Work(run_id, 0), ports, hands.leases)
     assert report.applied
     run = await desk.stored(run_id)
     header = await desk.header(run_id)
@@ -83,7 +83,7 @@ async def test_an_error_of_admission_fails_the_step(desk: Bench) -> None:
     run_id = await desk.create()
     ports = await limited(desk, hands.ports())
     with ports.pacing:
-        report = await run_step(StepHint(run_id, 0), ports, hands.leases)
+        report = await run_work(Work(run_id, 0), ports, hands.leases)
     assert report.applied
     assert "unsupported operand" in str((await desk.stored(run_id)).result().error)
     assert (await desk.header(run_id))["crashes"] == "0"

@@ -4,7 +4,7 @@ import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from support.deadlines import until
@@ -29,13 +29,13 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.errors import ModelError, RateLimitError, ToolTimeoutError
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.worker.models.connections import Connections
 from stepfleet.worker.models.providers import service_model
 from stepfleet.worker.ports import Ports
-from stepfleet.worker.step import run_step
+from stepfleet.worker.step import run_work
 
 
 @tool
@@ -275,7 +275,7 @@ def raising(error: Exception) -> Callable[..., Any]:
 PHASES: dict[str, Broken] = {
     "load": lambda ports: replace(ports, agent=raising(RuntimeError("phase bug"))),
     "tool": lambda ports: replace(
-        ports, toolbox=FailingPort(ports.toolbox, "execute", RuntimeError("phase bug"))
+        ports, toolbox=cast("Any", FailingPort(ports.toolbox, "attempt", RuntimeError("phase bug")))
     ),
     "price": lambda ports: replace(ports, cost=raising(RuntimeError("phase bug"))),
     "journal": lambda ports: replace(
@@ -291,7 +291,7 @@ async def test_an_exception_in_any_phase_is_a_recorded_step_with_an_outcome(
     """ERR-25, ERR-31, ERR-05: of type unknown, with its time and its events."""
     async with opened_run(redis_url, LOOK, say("done"), tools=TOOLS) as (desk, hands, run_id):
         ports = PHASES[phase](hands.ports())
-        report = await run_step(StepHint(run_id, 0), ports, hands.leases)
+        report = await run_work(Work(run_id, 0), ports, hands.leases)
         assert report.applied
         stored = await desk.stored(run_id)
         events, _ = await desk.runs.events(run_id)
@@ -315,7 +315,7 @@ async def test_a_commit_that_fails_leaves_the_step_to_be_done_again(redis_url: s
         ports = hands.ports()
         failing = FailingPort(ports.store, "commit", StoreError("Redis is out of reach"))
         with pytest.raises(StoreError):
-            await run_step(StepHint(run_id, 0), replace(ports, store=failing), hands.leases)
+            await run_work(Work(run_id, 0), replace(ports, store=failing), hands.leases)
         assert len(hands.leases) == 0
         await lease_runs_out(desk, run_id)
         await hands.finish(run_id)

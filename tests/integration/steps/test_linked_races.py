@@ -13,8 +13,8 @@ from support.runs.stored_runs import Bench, answered, bench, failed, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet, Message
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import Refused, StepHint
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.claim import Refused, Work
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.runs.asks import Asks
@@ -24,7 +24,7 @@ from stepfleet.orchestrator.store.runs.submission import NewRun
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.runtime.waiting.child_runs import ChildRuns
 from stepfleet.worker.runtime.waiting.links import LinkedRuns
-from stepfleet.worker.step import run_step
+from stepfleet.worker.step import run_work
 
 CALLS = {"tools": (research,), "parallel_tool_execution": True}
 FIRST = 0
@@ -40,7 +40,7 @@ def children(desk: Bench) -> ChildRuns:
 
 async def taken(desk: Bench, run_id: str, by: str = "attendant") -> TakenCall:
     """Take the first call, to look after it."""
-    call = await desk.steps.calls.take(ToolHint(run_id, 0, FIRST), by)
+    call = await desk.steps.calls.take(Work(run_id, 0, FIRST), by)
     assert isinstance(call, TakenCall), call
     return call
 
@@ -134,7 +134,7 @@ async def test_a_run_below_is_not_retried_while_its_caller_stops_waiting(opened:
 
         ports = hands.ports()
         with ports.pacing:
-            await run_step(StepHint(run_id, 0), replace(ports, stop_run=stop), hands.leases)
+            await run_work(Work(run_id, 0), replace(ports, stop_run=stop), hands.leases)
         assert [await status(desk, one) for one in below] == ["cancelled", "cancelled"]
         assert int((await desk.header(run_id))["step"]) == 1
 
@@ -157,9 +157,7 @@ async def test_a_cancel_while_runs_below_are_stopped_reaches_the_others(
         monkeypatch.setattr(Lease, "interrupted_by", lambda *_: Interruption.CANCELLED)
         ports = hands.ports()
         with ports.pacing:
-            report = await run_step(
-                StepHint(run_id, 0), replace(ports, stop_run=stop), hands.leases
-            )
+            report = await run_work(Work(run_id, 0), replace(ports, stop_run=stop), hands.leases)
         assert await status(desk, run_id) == "cancelled"
         assert report.owes
         assert "queued" in [await status(desk, one) for one in below]
@@ -194,8 +192,8 @@ async def test_the_end_of_a_callers_time_waits_for_a_run_below_that_is_just_bein
         await patience_ends(desk, run_id)
         ports = hands.ports()
         with ports.pacing:
-            await run_step(
-                StepHint(run_id, 0), replace(ports, stop_run=linked(desk).stop), hands.leases
+            await run_work(
+                Work(run_id, 0), replace(ports, stop_run=linked(desk).stop), hands.leases
             )
         await desk.control.cancel_unread(run_id, "no more")
         if await status(desk, run_id) == "in_progress":

@@ -20,10 +20,10 @@ from support.runs.opened_runs import Opened
 from support.runs.stored_runs import Bench, answered, bench, plain_agent
 
 from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Span
-from stepfleet.orchestrator.protocol.claim import Refused, Want
+from stepfleet.orchestrator.protocol.claim import Refused, Want, Work
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd
 from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.control import PAUSED_BY
@@ -51,7 +51,7 @@ async def test_a_question_waits_in_the_index_and_the_first_answer_counts(opened:
         assert await asks(desk, run_id) == [f"0 0 {run_id}"]
         assert await desk.queued() == before  # no message: nothing is to be done before the answer
         assert (await desk.refused(run_id)).why is Refused.EARLY
-        hint, key = ToolHint(run_id, 0, 0), await key_of(desk, run_id, 0)
+        hint, key = Work(run_id, 0, 0), await key_of(desk, run_id, 0)
         answer = desk.steps.calls.answer
         other = await answer(hint, f"{key}x", YES)
         assert (other.applied, other.first, other.status) == (False, "", "in_progress")
@@ -74,7 +74,7 @@ async def test_an_answer_during_a_pause_is_kept(opened: Opened) -> None:
         await hands.step(run_id, 0)
         key = await key_of(desk, run_id, 0)
         await desk.control.pause(run_id)
-        done = await desk.steps.calls.answer(ToolHint(run_id, 0, 0), key, NO)
+        done = await desk.steps.calls.answer(Work(run_id, 0, 0), key, NO)
         assert (done.applied, done.status) == (True, "paused")
         assert await desk.due(run_id) is None
         await desk.control.resume(await desk.stored(run_id))
@@ -88,7 +88,7 @@ async def test_an_approved_call_goes_to_its_tools_queue_at_once(opened: Opened) 
     async with opened(*MELT, tools=(melt,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         assert await asks(desk, run_id) == [f"0 0 {run_id}"]
-        hint, yes = ToolHint(run_id, 0, 0), Answer(decision=Decision(approved=True, by="ada"))
+        hint, yes = Work(run_id, 0, 0), Answer(decision=Decision(approved=True, by="ada"))
         await desk.steps.calls.answer(hint, await key_of(desk, run_id, 0), yes)
         assert await messages(desk) == []
         await hands.step(run_id, 0)
@@ -116,7 +116,7 @@ async def test_calls_for_runs_join_once_and_are_dispatched_at_once(opened: Opene
         await hands.step(run_id, 0)
         assert await desk.queued() == before + 2
         end = RunEnd(run_id="child", agent="researcher", status="completed", output="found", cut=3)
-        hints = [ToolHint(run_id, 0, index) for index in range(2)]
+        hints = [Work(run_id, 0, index) for index in range(2)]
         keys = [await key_of(desk, run_id, index) for index in range(2)]
         assert keys[0] != keys[1]
         answer = desk.steps.calls.answer
@@ -142,7 +142,7 @@ async def test_a_retried_run_asks_again_for_what_did_not_complete(opened: Opened
         for index, status in enumerate(("completed", "cancelled")):
             end = RunEnd(run_id="child", agent="researcher", status=status, output='"status"')
             key = await key_of(desk, run_id, index)
-            await desk.steps.calls.answer(ToolHint(run_id, 0, index), key, Answer(run=end))
+            await desk.steps.calls.answer(Work(run_id, 0, index), key, Answer(run=end))
         await desk.control.cancel_unread(run_id, "by mistake")
         await retry(desk, run_id)
         kept = await journal(desk, run_id)
@@ -208,10 +208,10 @@ async def test_a_tree_has_the_runs_of_an_open_step_that_have_ended(opened: Opene
 @pytest.mark.parametrize("how", ["completed", "cancelled"])
 async def test_an_ended_run_stays_due_until_its_followers_know(how: str, redis_url: str) -> None:
     async with bench(redis_url, plain_agent(), lease=600, grace=60) as desk:
-        waits = ToolHint("some other run", 3, 1)
+        waits = Work("some other run", 3, 1)
         run_id = await desk.create(returns_to=waits)
         links = Links(desk.opened.connection, desk.opened.keys)
-        second = ToolHint("another", 0, 0)
+        second = Work("another", 0, 0)
         assert await links.follow(run_id, second) is None
         assert (await links.owed(run_id)).calls == ()  # it has not ended
         if how == "completed":
@@ -286,7 +286,7 @@ async def test_a_held_run_that_is_cancelled_reaches_the_runs_it_waits_for(opened
 async def test_who_looked_after_an_approved_call_does_not_put_it_off(opened: Opened) -> None:
     async with opened(*MELT, tools=(melt,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
-        hint, yes = ToolHint(run_id, 0, 0), Answer(decision=Decision(approved=True, by="ada"))
+        hint, yes = Work(run_id, 0, 0), Answer(decision=Decision(approved=True, by="ada"))
         calls = desk.steps.calls
         assert isinstance(await calls.take(hint, "attendant"), TakenCall)  # its time limit is over
         await calls.answer(hint, await key_of(desk, run_id, 0), yes)
@@ -300,7 +300,7 @@ async def test_who_looked_after_an_approved_call_does_not_put_it_off(opened: Ope
 
 async def test_a_run_that_went_on_is_not_settled_for_its_end_before(redis_url: str) -> None:
     async with bench(redis_url, plain_agent(), lease=600, grace=60) as desk:
-        waits = ToolHint("some other run", 3, 1)
+        waits = Work("some other run", 3, 1)
         run_id = await desk.create(batch="", returns_to=waits)
         links = Links(desk.opened.connection, desk.opened.keys)
         await desk.control.cancel_unread(run_id, "no more")

@@ -47,7 +47,7 @@ class Planned(LLM):
             self.made["dear"] += 1  # nobody knows its model: it counts as the call in its place
             raise Crash
         if what == "is cancelled":
-            [lease] = self.hands[0].leases.steps.values()
+            [lease] = self.hands[0].leases
             lease.interrupt(Interruption.CANCELLED)
             await asyncio.Event().wait()
         if what == "looks":

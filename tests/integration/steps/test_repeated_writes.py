@@ -6,7 +6,7 @@ from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
 from stepfleet.orchestrator import ControlResult, ErrorPolicy, StoredRun
-from stepfleet.orchestrator.protocol.claim import Claim, Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Refused, Work
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.worker.runtime.rescuer import Rescuer
 
@@ -79,7 +79,7 @@ async def test_a_claim_repeated_behind_its_own_commit_takes_nothing(desk: Bench)
     handed_back = failed(claim, transient=True)
     await desk.commit(claim, handed_back)
     await let_the_wait_end(desk, run_id)
-    late = await desk.steps.claim(StepHint(run_id, 0), "same")
+    late = await desk.steps.claim(Work(run_id, 0), "same")
     assert not isinstance(late, Claim)
     assert late.why is Refused.STALE
     assert (await desk.claim(run_id)).crashes == 0

@@ -8,7 +8,7 @@ from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, failed, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Message, RunStatus, StopReason
-from stepfleet.orchestrator.protocol.claim import Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Refused, Work
 from stepfleet.worker.runtime.waiting.links import LinkedRuns
 
 AGENT = plain_agent()
@@ -25,7 +25,7 @@ async def answer(desk: Bench, run_id: str, text: str, *, good: bool = True) -> N
 
 async def look(desk: Bench, run_id: str) -> bool:
     """Do what a worker does with a hint of a run that waits; return whether it may begin now."""
-    refusal = await desk.steps.claim(StepHint(run_id, 0), desk.token())
+    refusal = await desk.steps.claim(Work(run_id, 0), desk.token())
     assert getattr(refusal, "why", None) is Refused.EARLY
     assert getattr(refusal, "owes", False)
     await LinkedRuns(desk.opened, desk.steps).dependents.attend(run_id)

@@ -8,7 +8,7 @@ from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
 from stepfleet.orchestrator import ErrorPolicy, Lifecycle, StopReason
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, Work
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.records.steps import StepType
 from stepfleet.orchestrator.store.runs.submission import NewRun
@@ -155,7 +155,7 @@ async def test_a_worker_that_lost_its_lease_cannot_commit(desk: Bench) -> None:
     slow = await desk.claim(run_id)
 
     async def taken_over() -> Claim | None:
-        found = await desk.steps.claim(StepHint(run_id, 0), desk.token())
+        found = await desk.steps.claim(Work(run_id, 0), desk.token())
         return found if isinstance(found, Claim) else None
 
     fast = await until(taken_over, within=60)
@@ -304,7 +304,7 @@ async def test_a_run_written_by_a_newer_version_is_left_to_newer_workers(desk: B
     """SER-24, DIST-14: refused clearly, not lost, and not claimed."""
     run_id = await desk.create()
     await desk.opened.connection.execute("HSET", desk.opened.keys.run(run_id), "v", 99)
-    refusal = await desk.steps.claim(StepHint(run_id, 0), desk.token())
+    refusal = await desk.steps.claim(Work(run_id, 0), desk.token())
     assert isinstance(refusal, Refusal)
     assert refusal.why is Refused.UNREADABLE
     assert "upgrade" in refusal.detail

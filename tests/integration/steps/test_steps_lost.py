@@ -26,12 +26,12 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.errors import RateLimitError
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Refused, Work
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests, Request, pause_fleet
 from stepfleet.worker.engine.bridge import TIME_IS_UP
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
-from stepfleet.worker.step import StepReport, run_step
+from stepfleet.worker.step import Report, run_work
 
 
 async def test_an_answer_that_was_journaled_is_not_paid_for_again(opened: Opened) -> None:
@@ -153,7 +153,7 @@ async def test_a_run_that_ends_its_worker_again_and_again_is_given_up(opened: Op
             crashing = Hands(desk, hands.agent, crash_at="tool-started")
             with pytest.raises(Crash):
                 await crashing.step(run_id, 0)
-            assert await desk.marks.child_died(StepHint(run_id, 0), "test")
+            assert await desk.marks.child_died(Work(run_id, 0), "test")
         await hands.step(run_id, 0)
         result = (await desk.stored(run_id)).result()
     assert result.stop_reason is StopReason.ERROR
@@ -178,7 +178,7 @@ async def test_a_cancel_breaks_the_model_call_off(opened: Opened) -> None:
         await started.wait()
         answer = await desk.control.cancel(await desk.stored(run_id), "enough")
         assert answer.outcome == "requested"
-        lease = hands.leases.steps.get(run_id)
+        lease = hands.leases.held.get(Work(run_id, 0))
         assert lease is not None
         lease.interrupt(Interruption.CANCELLED)
         await asyncio.wait_for(step, 60)
@@ -345,7 +345,7 @@ class HeardLate:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def claim(self, hint: StepHint, token: str) -> Any:
+    async def claim(self, hint: Work, token: str) -> Any:
         claim = await self._store.claim(hint, token)
         if not self.made.is_set():
             self.made.set()
@@ -359,7 +359,7 @@ async def test_a_claim_whose_reply_nobody_waited_for_leaves_no_lease(opened: Ope
         ports = hands.ports()
         late = HeardLate(ports.store)
         late_ports = replace(ports, store=late)
-        step = asyncio.create_task(run_step(StepHint(run_id, 0), late_ports, hands.leases))
+        step = asyncio.create_task(run_work(Work(run_id, 0), late_ports, hands.leases))
         await asyncio.wait_for(late.made.wait(), 60)
         step.cancel()
         await asyncio.wait([step], timeout=60)
@@ -390,7 +390,7 @@ async def test_a_time_limit_while_a_commit_waits_for_redis_loses_no_answer(
                 asyncio.get_running_loop().call_soon(step.cancel, TIME_IS_UP)
 
         ports = replace(hands.ports(), crash=strike)
-        step = asyncio.create_task(run_step(StepHint(run_id, 0), ports, hands.leases))
+        step = asyncio.create_task(run_work(Work(run_id, 0), ports, hands.leases))
         with pytest.raises(asyncio.CancelledError):
             await asyncio.wait_for(step, 60)
 
@@ -431,7 +431,7 @@ async def test_an_interrupt_right_after_a_claim_keeps_a_journaled_answer(
             await hands.step(run, 0)
         await lease_runs_out(desk, run)
         ports = replace(hands.ports(), crash=partial(_strike_after_the_claim, hands, run, how))
-        await asyncio.create_task(run_step(StepHint(run, 0), ports, hands.leases))
+        await asyncio.create_task(run_work(Work(run, 0), ports, hands.leases))
         stored = await desk.stored(run)
     (logged,) = stored.log
     assert logged.result.thought == "paid"
@@ -444,7 +444,7 @@ def _strike_after_the_claim(hands: Hands, run: str, how: str, point: str) -> Non
     task = asyncio.current_task()
 
     def strike() -> None:
-        lease = hands.leases.steps.get(run)
+        lease = hands.leases.held.get(Work(run, 0))
         assert task is not None
         assert lease is not None
         if how == "cancelled":
@@ -459,21 +459,18 @@ def _strike_after_the_claim(hands: Hands, run: str, how: str, point: str) -> Non
 async def test_a_suspect_step_waits_for_no_turn_before_its_call(opened: Opened) -> None:
     """Nothing could keep what an interruption of that wait would break off."""
 
-    class Trusting:
-        """Lets every step be done in this process."""
-
-        async def takes(self, *_: object) -> bool:
-            return False
+    async def trusts(*_: object) -> bool:
+        return False
 
     async with opened(say("done")) as (desk, hands, run_id):
         await desk.claim(run_id)
         await lease_runs_out(desk, run_id)
         pacing = ConcurrencyLimiter(most=1, stuck=3600.0)
-        ports = replace(hands.ports(), isolation=Trusting(), pacing=pacing)
+        ports = replace(hands.ports(), isolation=trusts, pacing=pacing)
 
-        async def paced() -> StepReport:
+        async def paced() -> Report:
             with ports.pacing:
-                return await run_step(StepHint(run_id, 0), ports, hands.leases)
+                return await run_work(Work(run_id, 0), ports, hands.leases)
 
         with ports.pacing:
             step = asyncio.create_task(paced())

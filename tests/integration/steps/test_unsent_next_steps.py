@@ -10,10 +10,10 @@ from support.runs.stored_runs import bench
 from support.runs.tools import look
 
 from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.runtime.rescuer import Rescuer
-from stepfleet.worker.step import run_step
+from stepfleet.worker.step import run_work
 
 GRACE = 0.3
 
@@ -27,11 +27,11 @@ class DyingDispatch:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.real, name)
 
-    def message(self, hint: StepHint, agent: str) -> str:
+    def message(self, hint: Work, agent: str) -> str:
         del hint, agent
         return ""
 
-    async def published(self, hint: StepHint, agent: str) -> None:
+    async def published(self, hint: Work, agent: str) -> None:
         raise Crash(f"before step {hint.step} of {agent} was published")
 
 
@@ -52,7 +52,7 @@ async def test_a_next_step_that_was_committed_and_not_sent_is_sent_once(redis_ur
             desk.steps.terms,
         )
         with pytest.raises(Crash):
-            await run_step(StepHint(run_id, 0), replace(hands.ports(), store=dying), hands.leases)
+            await run_work(Work(run_id, 0), replace(hands.ports(), store=dying), hands.leases)
         stored = await desk.stored(run_id)
         assert stored.step == 1
         assert stored.log[0].outcome is not None

@@ -18,11 +18,11 @@ from support.runs.opened_runs import opened_run
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
 
 from stepfleet.orchestrator import AgentException, ErrorPolicy, UsageStats
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Facts
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.usage import MOST_TOKENS, bounded_cost, bounded_usage, sum_usd
 from stepfleet.orchestrator.store.events.feeds import FeedPosition, Feeds
 from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
@@ -146,8 +146,8 @@ def test_times_and_steps_of_any_size_leave_a_run_whole(
             Terms(lease, grace, retention, "test"),  # type: ignore[arg-type]
         )
         run_id = await desk.create()
-        await all_or_nothing(desk, lambda: steps.claim(StepHint(run_id, lease), "x"))  # type: ignore[arg-type]
-        await all_or_nothing(desk, lambda: steps.claim(StepHint(run_id, 0), "t"))
+        await all_or_nothing(desk, lambda: steps.claim(Work(run_id, lease), "x"))  # type: ignore[arg-type]
+        await all_or_nothing(desk, lambda: steps.claim(Work(run_id, 0), "t"))
         with suppress(*_REFUSED):
             claim = await desk.claim(run_id, token="t")
             await all_or_nothing(desk, lambda: steps.journal(claim, grace, started=(0,)))
@@ -197,7 +197,7 @@ def test_calls_that_wait_take_any_time(redis_url: str, lease: float, seconds: fl
             await hands.step(run_id, 0)
             calls = desk.steps.calls
             calls.lease = lease
-            hint = ToolHint(run_id, 0, 0)
+            hint = Work(run_id, 0, 0)
             await all_or_nothing(desk, lambda: calls.take(hint, "c"))
             calls.lease = 600
             taken = await calls.take(hint, "c")

@@ -6,7 +6,7 @@ import pytest
 from support.runs.long_runs import AGENT, STEPS, long_run, said
 from support.runs.stored_runs import answered, bench, called
 
-from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused, Work
 from stepfleet.orchestrator.protocol.waiting import NOTHING
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import lua
@@ -125,7 +125,7 @@ async def test_a_step_that_is_taken_over_while_its_log_is_read_is_refused(
             return await run_script(connection, name, *args)
 
         monkeypatch.setattr(lua, "run_script", taken_over)
-        found = await desk.steps.claim(StepHint(run_id, STEPS), "mine")
+        found = await desk.steps.claim(Work(run_id, STEPS), "mine")
         assert found == Refusal(Refused.STALE, LOST_WHILE_READ)
 
 

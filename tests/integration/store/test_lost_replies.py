@@ -16,7 +16,7 @@ from support.servers.trouble_proxy import TroubleProxy, troubled
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, ErrorPolicy, Lifecycle
 from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.limits.estimates import Amounts
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys, lua
 from stepfleet.orchestrator.store.admission.calls import GRANTED, Request, settling
@@ -214,7 +214,7 @@ async def test_a_call_is_spent_once_though_the_reply_to_its_settlement_is_lost(
         gate = Gate(far.opened, "w1")
         await gate.settings.change(MODEL, {"calls": 9})
         first, second = (
-            Request(StepHint(name, 0), "a", "", (MODEL,), Amounts(spending=call)) for name in "rs"
+            Request(Work(name, 0), "a", "", (MODEL,), Amounts(spending=call)) for name in "rs"
         )
         for one in (first, second):
             assert await gate.call(one.operation("try")) == GRANTED

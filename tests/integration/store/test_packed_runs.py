@@ -11,7 +11,7 @@ from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.errors import SerializationError
-from stepfleet.orchestrator.protocol.claim import Claim, Refused, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Refused, Work
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
@@ -213,7 +213,7 @@ async def test_a_long_history_is_claimed_whole(desk: Bench) -> None:
     """What was packed step by step is one conversation again."""
     run_id = await desk.create()
     await drive(desk, run_id, 60, ends=False)
-    claim = await desk.steps.claim(StepHint(run_id, 60), desk.token())
+    claim = await desk.steps.claim(Work(run_id, 60), desk.token())
     assert isinstance(claim, Claim)
     assert len(claim.state.messages) == 2 + 2 * 60
     assert [call.result for call in claim.state.tool_results] == list(range(60))

@@ -8,11 +8,11 @@ from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands, Script, call, requests, say
 
 from stepfleet.orchestrator import Agent, StopReason, current_invocation, tool
-from stepfleet.orchestrator.protocol.claim import Held, Refused
+from stepfleet.orchestrator.protocol.claim import Held, Refused, Work
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.worker.leases.lease import AnyLease, CallLease
+from stepfleet.orchestrator.protocol.waiting import TakenCall
+from stepfleet.worker.leases.lease import Lease
 
 
 async def test_a_cancel_ends_a_waiting_run_at_once_and_its_late_result_is_listed(
@@ -22,7 +22,7 @@ async def test_a_cancel_ends_a_waiting_run_at_once_and_its_late_result_is_listed
     async with opened(*ONE, tools=(render,)) as (desk, hands, _):
         run_id = await desk.create(batch="")
         await hands.step(run_id, 0)
-        taken = await desk.steps.calls.take(ToolHint(run_id, 0, 0), "t")
+        taken = await desk.steps.calls.take(Work(run_id, 0, 0), "t")
         assert isinstance(taken, TakenCall)
         answer = await desk.control.cancel(await desk.stored(run_id), "enough")
         assert (answer.outcome, answer.in_hands) == ("cancelled", True)
@@ -103,7 +103,7 @@ async def test_a_paused_run_starts_no_call_keeps_results_and_goes_on_when_it_is_
         run_id,
     ):
         await hands.step(run_id, 0)
-        taken = await desk.steps.calls.take(ToolHint(run_id, 0, 0), "t")
+        taken = await desk.steps.calls.take(Work(run_id, 0, 0), "t")
         assert isinstance(taken, TakenCall)
         assert (await desk.control.pause(run_id)).outcome == "paused"
         refused = await hands.call(run_id, 0, 1)
@@ -131,7 +131,7 @@ async def test_a_run_that_is_paused_when_its_last_result_comes_goes_on_at_its_st
 ) -> None:
     async with opened(*ONE, tools=(render,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
-        taken = await desk.steps.calls.take(ToolHint(run_id, 0, 0), "t")
+        taken = await desk.steps.calls.take(Work(run_id, 0, 0), "t")
         assert isinstance(taken, TakenCall)
         await desk.control.pause(run_id)
         await desk.steps.calls.deliver(taken, "s", result_of(taken), 0.1)
@@ -163,9 +163,9 @@ async def test_a_cancelled_runs_call_is_broken_off_by_its_next_renewal(opened: O
         await started.wait()
         await desk.control.cancel(await desk.stored(run_id), "enough")
 
-        async def once(lease: AnyLease) -> Held:
-            assert isinstance(lease, CallLease)
-            taken = lease.taken
+        async def once(lease: Lease) -> Held:
+            taken = lease.work
+            assert isinstance(taken, TakenCall)
             return await desk.steps.calls.keep(taken.hint, taken.token, lease.seconds)
 
         await hands.leases.renew(once)

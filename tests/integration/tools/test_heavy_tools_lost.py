@@ -25,8 +25,8 @@ from support.runs.scripted_steps import Crash, Hands, call, say
 from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import ErrorPolicy, tool
-from stepfleet.orchestrator.protocol.claim import Refused
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.claim import Refused, Work
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ async def test_a_call_that_ends_its_worker_again_and_again_is_given_up(opened: O
         for _ in range(3):
             with pytest.raises(Crash):
                 await Hands(desk, hands.agent, crash_at="call-taken").call(run_id, 0, 0)
-            assert await desk.marks.child_died(ToolHint(run_id, 0, 0), "test")
+            assert await desk.marks.child_died(Work(run_id, 0, 0), "test")
         assert (await hands.call(run_id, 0, 0)).applied
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()
@@ -138,7 +138,7 @@ async def test_a_reply_that_was_lost_behind_a_delivery_is_known_again(opened: Op
     async with opened(*ONE, tools=(render,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         calls = desk.steps.calls
-        taken = await calls.take(ToolHint(run_id, 0, 0), "mine")
+        taken = await calls.take(Work(run_id, 0, 0), "mine")
         assert isinstance(taken, TakenCall)
         assert (taken.call.name, taken.attempt) == ("render", 1)
         for _ in range(2):
@@ -154,7 +154,7 @@ async def test_a_late_result_of_another_owners_call_is_refused_and_listed(opened
     async with opened(*ONE, tools=(render,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         calls = desk.steps.calls
-        taken = await calls.take(ToolHint(run_id, 0, 0), "sleeper")
+        taken = await calls.take(Work(run_id, 0, 0), "sleeper")
         assert isinstance(taken, TakenCall)
         await call_lease_runs_out(desk, run_id)
         assert (await hands.call(run_id, 0, 0)).applied
@@ -177,7 +177,7 @@ async def test_a_lost_task_is_dispatched_again_and_a_held_one_is_left_alone(
         await call_lease_runs_out(desk, run_id)
         assert await messages(desk) == [[run_id, 0, 0]]
         assert await desk.queued() == 0
-        taken = await desk.steps.calls.take(ToolHint(run_id, 0, 0), "t")
+        taken = await desk.steps.calls.take(Work(run_id, 0, 0), "t")
         assert isinstance(taken, TakenCall)
         await overdue(desk, run_id)
         assert await rescued(desk) == 0
@@ -207,7 +207,7 @@ async def test_a_result_that_comes_behind_the_end_of_its_run_lives_no_longer_tha
     async with opened(*ONE, tools=(render,), time_limit=60) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         calls = desk.steps.calls
-        taken = await calls.take(ToolHint(run_id, 0, 0), "t")
+        taken = await calls.take(Work(run_id, 0, 0), "t")
         assert isinstance(taken, TakenCall)
         await time_passes(desk, run_id, 61)
         assert (await hands.step(run_id, 0)).applied
@@ -260,7 +260,7 @@ async def test_a_caller_whose_death_was_counted_is_not_answered_that_it_has_deli
 ) -> None:
     async with opened(*ONE, tools=(render,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
-        calls, hint = desk.steps.calls, ToolHint(run_id, 0, 0)
+        calls, hint = desk.steps.calls, Work(run_id, 0, 0)
         taken = await calls.take(hint, "mine")
         assert isinstance(taken, TakenCall)
         assert await desk.marks.child_died(hint, "test")

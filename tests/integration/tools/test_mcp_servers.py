@@ -29,7 +29,6 @@ from stepfleet.orchestrator.tools import (
     ToolSourceError,
     registry_of,
 )
-from stepfleet.worker.attempt.tool_call import attempt_call
 from stepfleet.worker.toolbox import LocalToolbox
 from stepfleet.worker.toolbox.mcp import Sessions
 from stepfleet.worker.toolbox.mcp.session import LONGEST_PAUSE, pause_after
@@ -75,9 +74,7 @@ async def call(
 ) -> ToolCallRecord:
     asked = ToolCall(id="c1", name=name, arguments=arguments or {})
     invocation = ToolInvocation.of(asked, run_id="r", execution=1, step=1, index=0, attempt=attempt)
-    return await attempt_call(
-        asked, invocation, tools, LocalToolbox(2), clock=lambda: datetime.now(UTC)
-    )
+    return await LocalToolbox(2).attempt(asked, tools, invocation, clock=lambda: datetime.now(UTC))
 
 
 @pytest.fixture

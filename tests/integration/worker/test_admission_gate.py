@@ -12,8 +12,8 @@ from support.runs.stored_runs import Bench, bench, called
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.limits.limit import names_of
-from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Wait
-from stepfleet.orchestrator.protocol.claim import Refusal, Refused, StepHint
+from stepfleet.orchestrator.protocol.attempt import Parked, Wait
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused, Work
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.admission.calls import (
     DONE,
@@ -44,7 +44,7 @@ async def test_what_the_queue_refuses_is_dispatched_when_it_takes_messages_again
     await gate.settings.change(MODEL, {"in_flight": 3})
     await store.connection.execute("SET", queue, "no list")  # every push fails
     for number in range(3):
-        request = Request(StepHint(f"r{number}", 0), "a", "", (MODEL,), Amounts())
+        request = Request(Work(f"r{number}", 0), "a", "", (MODEL,), Amounts())
         assert await gate.call(request.operation("ask")) == GRANTED
         await gate.call(TICK)
     await gate.publish_again()
@@ -112,8 +112,8 @@ async def test_runs_of_a_lost_flow_ask_once_more_in_a_fleet_that_is_never_idle(
 ) -> None:
     gate = Gate(desk.opened, "w1")
     await gate.settings.change(MODEL, {"in_flight": 1})
-    lost = {f"r{number}": Request(StepHint(f"r{number}", 0), *LINE) for number in range(4)}
-    begun, late, other = (Request(StepHint(name, 0), *LINE) for name in ("begun", "late", "other"))
+    lost = {f"r{number}": Request(Work(f"r{number}", 0), *LINE) for number in range(4)}
+    begun, late, other = (Request(Work(name, 0), *LINE) for name in ("begun", "late", "other"))
     other = replace(other, priority=2)
     assert await gate.call(begun.operation("ask")) == GRANTED
     for one in (*lost.values(), other):
@@ -133,7 +133,7 @@ async def test_runs_of_a_lost_flow_ask_once_more_in_a_fleet_that_is_never_idle(
         assert await gate.call(one.operation("ask")) == WAITS
     assert await gate.calls.lost_among(waiting) == [], "once"
     granted = ["begun"]
-    while await gate.call(refunding(StepHint(granted[-1], 0))) == DONE:
+    while await gate.call(refunding(Work(granted[-1], 0))) == DONE:
         found = set(await execute("HKEYS", "sf:{limits}:grants"))
         granted += found
     assert sorted(granted) == sorted({*waiting, "begun"}), "each once"
@@ -146,7 +146,7 @@ async def test_a_run_that_is_cancelled_leaves_its_line(desk: Bench) -> None:
     ticker = Ticker(desk.opened, desk.steps, gate, Leases(time.monotonic))
     cancelled, other = await desk.create(), await desk.create()
     for run_id in ("begun", cancelled, other):
-        await gate.call(Request(StepHint(run_id, 0), *LINE).operation("ask"))
+        await gate.call(Request(Work(run_id, 0), *LINE).operation("ask"))
     await desk.control.cancel_unread(cancelled, "enough")
     execute = desk.opened.connection.execute
 
@@ -213,7 +213,7 @@ async def test_the_grant_of_an_answered_step_is_spent_where_nobody_has_settled_i
         await gate.reload()
         steps = AdmittedSteps(desk.steps, gate, lambda *_: 0.0)
         run_id = await desk.create(tenant="acme")
-        hint = StepHint(run_id, 0)
+        hint = Work(run_id, 0)
         async with asyncio.timeout(20):
             while isinstance(claim := await steps.claim(hint, desk.token()), Refusal):
                 await gate.call(TICK)  # brings what the ledger has
@@ -221,7 +221,7 @@ async def test_the_grant_of_an_answered_step_is_spent_where_nobody_has_settled_i
         await desk.steps.journal(claim, 0.1, response=attempt.response)
         again = replace(claim, journal=replace(claim.journal, response=attempt.response))
         waits = (Wait(0, "heavy", "look"),)
-        parked = Parked(attempt.span, waits, Interrupted(attempt.span, Interruption.CANCELLED))
+        parked = Parked(attempt.span, waits, replace(attempt, records=(), texts=(), cost_usd=0.0))
         await desk.commit(again, parked)
         refused = await steps.claim(hint, desk.token())
         assert isinstance(refused, Refusal)
@@ -238,8 +238,8 @@ async def test_one_bad_operation_fails_alone(desk: Bench) -> None:
     await desk.opened.connection.execute(
         "HSET", desk.opened.keys.of(keys.LIMIT_SETTINGS), MODEL, '{"in_flight":9}'
     )
-    request = Request(StepHint("r0", 0), "a", "", (MODEL,), Amounts())
-    unwritten = settling(StepHint("r1", 0), Amounts(output_tokens=10**30))
+    request = Request(Work("r0", 0), "a", "", (MODEL,), Amounts())
+    unwritten = settling(Work("r1", 0), Amounts(output_tokens=10**30))
     broken = {"op": "headers", "names": [MODEL], "said": 7}
     replies = [gate.call(one) for one in (unwritten, broken, request.operation("try"))]
     found = await asyncio.gather(*replies, return_exceptions=True)
@@ -281,9 +281,9 @@ async def test_what_one_address_refuses_holds_for_no_other(desk: Bench) -> None:
     await gate.reload()
     assert names(gate, other) == (other,)
     for number, name in enumerate((MODEL, other)):
-        request = Request(StepHint(f"r{number}", 0), "a", "", (name,), Amounts())
+        request = Request(Work(f"r{number}", 0), "a", "", (name,), Amounts())
         assert await gate.call(request.operation("try")) == GRANTED
-        again = Request(StepHint(f"again{number}", 0), "a", "", (name,), Amounts())
+        again = Request(Work(f"again{number}", 0), "a", "", (name,), Amounts())
         assert await gate.call(again.operation("try")) == "full"
     for _ in range(5):
         gate.note_refusal(other, 60.0, 0.0)

@@ -11,15 +11,14 @@ from support.runs.stored_runs import Bench, bench, plain_agent
 from stepfleet.orchestrator import LLMResponse, ModelRequest, ModelSettings, ToolCall, UsageStats
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.limits.estimates import MOST_FIRST_OUTPUT
-from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Parked, Span, Wait
-from stepfleet.orchestrator.protocol.claim import Claim, Refusal, StepHint
+from stepfleet.orchestrator.protocol.attempt import Answered, Parked, Span, Wait
+from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Work
 from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
 from stepfleet.orchestrator.store.admission.calls import refunding
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
-from stepfleet.worker.runtime.admission.learning import Learning
-from stepfleet.worker.runtime.admission.ramp import AT_ONCE
-from stepfleet.worker.step import run_step
+from stepfleet.worker.runtime.admission.learning import AT_ONCE, Learning
+from stepfleet.worker.step import run_work
 
 MODEL, TENANT = "openai:none", "tenant:acme"
 USAGE = UsageStats(prompt_tokens=4000, completion_tokens=1000, total_tokens=5000, llm_calls=1)
@@ -43,7 +42,7 @@ async def test_a_call_whose_tools_are_tasks_of_their_own_is_charged_with_its_tok
     await settings.change(MODEL, {"tokens_per_minute": 60_000, "burst": 60})
     await settings.change(TENANT, {"tokens": 1_000_000})
     steps, gate = await opened(desk)
-    hint = StepHint(await desk.create(tenant="acme"), 0)
+    hint = Work(await desk.create(tenant="acme"), 0)
 
     async def admitted() -> Claim | None:
         claim = await steps.claim(hint, desk.token())
@@ -57,7 +56,7 @@ async def test_a_call_whose_tools_are_tasks_of_their_own_is_charged_with_its_tok
     parked = Parked(
         span,
         (Wait(0, "gpu", "render"),),
-        Interrupted(span, Interruption.CANCELLED, response, cost_usd=0.005, noted=True),
+        Answered(span, response, cost_usd=0.005, noted=True),
     )
     verdict = desk.verdict(claim, parked)
     await steps.journal(claim, 0.1, response=response, entries=CallEntries(price=verdict.lost))
@@ -81,7 +80,7 @@ async def test_first_calls_of_an_agent_wait_for_each_other_where_a_budget_is_sma
         settings = Gate(desk.opened, "w0").settings
         await settings.change(MODEL, {"usd": 0.006})
         steps, gate = await opened(desk)
-        hints = [StepHint(await desk.create(), 0) for _ in range(2)]
+        hints = [Work(await desk.create(), 0) for _ in range(2)]
         claims = [await steps.claim(hint, desk.token()) for hint in hints]
         assert [isinstance(one, Claim) for one in claims].count(True) == granted
         [use] = await gate.settings.use()
@@ -98,7 +97,7 @@ async def test_a_lost_call_of_a_run_that_waits_for_its_budget_has_a_price(redis_
         run_id = await desk.create(tenant="acme")
         await desk.claim(run_id)  # a worker that is gone
         await lease_runs_out(desk, run_id)
-        refusal = await steps.claim(StepHint(run_id, 0), desk.token())
+        refusal = await steps.claim(Work(run_id, 0), desk.token())
         assert isinstance(refusal, Refusal)
         [lost] = (await desk.stored(run_id)).result().lost_attempts
         assert lost.ambiguous
@@ -128,7 +127,7 @@ async def test_a_call_is_perhaps_paid_from_when_it_is_made_on(
         others = 0 if calls else AT_ONCE
         assert [gate.learning.turn(model) for _ in range(others)] == [None] * others
         ports = replace(hands.ports(), store=steps, admit=steps.admit)
-        step = asyncio.create_task(run_step(StepHint(run_id, 0), ports, hands.leases))
+        step = asyncio.create_task(run_work(Work(run_id, 0), ports, hands.leases))
 
         async def waits() -> bool:
             return bool((await desk.header(run_id)).get("uncalled"))
@@ -138,7 +137,7 @@ async def test_a_call_is_perhaps_paid_from_when_it_is_made_on(
             hands.leases.hand_back()
             await asyncio.wait_for(step, 60)
         if ends == "child died":
-            assert await desk.marks.child_died(StepHint(run_id, 0), "test")
+            assert await desk.marks.child_died(Work(run_id, 0), "test")
         if ends == "killed":
             await lease_runs_out(desk, run_id)
             heir = await desk.claim(run_id)
@@ -156,7 +155,7 @@ async def test_a_worker_that_was_lost_before_its_call_has_spent_no_budget(redis_
         await Gate(desk.opened, "w0").settings.change(TENANT, {"tokens": 1_000_000})
         steps, gate = await opened(desk)
         run_id = await desk.create(tenant="acme")
-        hint = StepHint(run_id, 0)
+        hint = Work(run_id, 0)
 
         async def admitted() -> bool:
             return not isinstance(await steps.claim(hint, desk.token()), Refusal)
@@ -178,7 +177,7 @@ async def test_of_two_lost_workers_the_one_that_had_called_has_spent_once(redis_
         await Gate(desk.opened, "w0").settings.change(TENANT, {"calls": 1000})
         steps, gate = await opened(desk)
         run_id = await desk.create(tenant="acme")
-        hint = StepHint(run_id, 0)
+        hint = Work(run_id, 0)
 
         async def admitted() -> Claim | None:
             claim = await steps.claim(hint, desk.token())

@@ -23,7 +23,7 @@ from stepfleet.orchestrator import AsyncFleet, LLMResponse, ToolCall
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Interruption, Prevented, Span
-from stepfleet.orchestrator.protocol.claim import Claim, How, Loss, Stance, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, How, Loss, Stance, Work
 from stepfleet.orchestrator.protocol.guards import poisoned
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import TakenCall
@@ -218,13 +218,13 @@ async def attempt(isolation: Isolation, leases: Leases, desk: Bench, claim: Clai
 
 
 async def attempt_call(isolation: Isolation, leases: Leases, desk: Bench, taken: TakenCall) -> bool:
-    with leases.hold_call(taken) as lease:
+    with leases.hold(taken) as lease:
         return await isolation.takes(lease, ports(desk))
 
 
 def held(leases: Leases, claim: Claim) -> Callable[[], Awaitable[bool]]:
     async def is_held() -> bool:
-        return leases.steps.get(claim.run_id) is not None
+        return leases.held.get(Work(claim.run_id, 0)) is not None
 
     return is_held
 
@@ -350,7 +350,7 @@ async def test_a_group_that_dies_is_divided(make: Make, desk: Bench) -> None:
 async def test_a_process_that_ends_with_its_worker_proves_nothing(desk: Bench) -> None:
     """DIST-08: a container, a host or its memory ends both, and whatever is in them."""
     claim = await tool_suspect(desk)
-    hint = StepHint(claim.run_id, claim.step)
+    hint = Work(claim.run_id, claim.step)
     marks = IsolationMarks(desk.opened.connection, desk.opened.keys, desk.opened.dispatch)
     assert await marks.begin(hint, claim.token, 1)
     desk.steps.terms = replace(desk.steps.terms, lease=SHORT)
@@ -505,7 +505,7 @@ async def test_a_cancel_reaches_a_process_for_suspects(
 
         await until(is_asked, within=60)
         await desk.control.cancel(await desk.stored(claim.run_id), "enough")
-        lease = leases.steps.get(claim.run_id)
+        lease = leases.held.get(Work(claim.run_id, 0))
         assert lease is not None
         lease.interrupt(Interruption.CANCELLED)
         assert await task

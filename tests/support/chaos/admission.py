@@ -17,12 +17,13 @@ from support.runs.stored_runs import Bench, answered, called, failed
 from stepfleet.orchestrator import ConfigurationError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Attempt
-from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Work
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.worker.leases.lease import Leases
+from stepfleet.worker.leases.renewal import renewing
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.ticker import Ticker
@@ -79,8 +80,8 @@ class UnluckyWorker:
                     born = self._births
                     await self._ticker.prepare()
                 await self._ticker.turn()
-                for lease in list(self._leases.steps.values()):
-                    await self._store.journal(lease.claim, lease.seconds)
+                for lease in self._leases:
+                    await renewing(self._store)(lease)
                 await rescuer.rescue_all()
             await asyncio.sleep(0.05)
 
@@ -99,14 +100,14 @@ class UnluckyWorker:
             elif not self._is_lost(0.1):
                 args = json.loads(message)["headers"]["argsrepr"].replace("'", '"')
                 run_id, step = json.loads(args)
-                task = asyncio.create_task(self._step(StepHint(run_id, step)))
+                task = asyncio.create_task(self._step(Work(run_id, step)))
                 self._steps_under_way.add(task)
                 task.add_done_callback(self._steps_under_way.discard)
 
     def _is_lost(self, share: float) -> bool:
         return self.loses and self._draw.random() < share
 
-    async def _step(self, hint: StepHint) -> None:
+    async def _step(self, hint: Work) -> None:
         with contextlib.suppress(asyncio.CancelledError, *TROUBLE):
             await asyncio.sleep(self._draw.choice((0.0, 0.0, 0.3)))  # on its way
             claim = await self._admitted.claim(hint, self._desk.token())

@@ -12,8 +12,8 @@ from support.protocol.rig import Rig
 from support.protocol.worker import Worker
 
 from stepfleet.orchestrator import ToolCallRecord
-from stepfleet.orchestrator.protocol.claim import Losses, StepHint
-from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.claim import Losses, Work
+from stepfleet.orchestrator.protocol.waiting import Delivered, TakenCall
 from stepfleet.orchestrator.records.run.results import LostAttempt
 
 PICK = st.integers(0, 63)
@@ -211,7 +211,7 @@ class CallRules(Operations):
         """The reply was lost."""
         taken = self._maker(pick).taken
         hint = taken.hint
-        self.take(hint.run_id, hint.step, hint.index, taken.token)
+        self.take(hint.run_id, hint.step, taken.index, taken.token)
 
     def take(self, run_id: str, step: int, index: int, token: str = "") -> Maker | None:
         repeated = bool(token)
@@ -220,7 +220,7 @@ class CallRules(Operations):
             token = f"<{self.tokens}>"
         with self.operation("take"):
             expected = self.model.take(run_id, step, index, token)
-            hint = ToolHint(run_id, step, index)
+            hint = Work(run_id, step, index)
             reply = self.rig.do(self.rig.bench.steps.calls.take(hint, token))
             word = "taken" if isinstance(reply, TakenCall) else reply.why.value
             assert word == expected, f"take of {hint}: {word}, expected {expected}"
@@ -242,7 +242,7 @@ class CallRules(Operations):
         taken = maker.taken
         hint = taken.hint
         with self.operation("keep"):
-            expected = self.model.keep(hint.run_id, hint.step, hint.index, taken.token)
+            expected = self.model.keep(hint.run_id, hint.step, taken.index, taken.token)
             kept = self.rig.do(self.rig.bench.steps.calls.keep(hint, taken.token, 0.5))
             assert kept.ours == expected
 
@@ -255,7 +255,7 @@ class CallRules(Operations):
         """
         worker = self._worker(pick)
         claim, marks = worker.claim, self.rig.marks()
-        hint = StepHint(claim.run_id, claim.step)
+        hint = Work(claim.run_id, claim.step)
         given = (claim.run_id, claim.step, claim.token, group)
         with self.operation("step in company"):
             expected = self.model.begin(*given)
@@ -284,7 +284,7 @@ class CallRules(Operations):
     def call_is_tried_by(self, maker: Maker, group: int, end: str) -> None:
         taken = maker.taken
         hint, marks = taken.hint, self.rig.marks()
-        given = (hint.run_id, hint.step, hint.index, taken.token, group)
+        given = (hint.run_id, hint.step, taken.index, taken.token, group)
         with self.operation("call in company"):
             expected = self.model.call_begins(*given)
             assert self.rig.do(marks.begin(hint, taken.token, group)) == expected
@@ -295,10 +295,10 @@ class CallRules(Operations):
             if group % 3 == 0:
                 self.call_is_delivered_by(maker, group)
             elif group % 3 == 1:
-                self.take(hint.run_id, hint.step, hint.index)
+                self.take(hint.run_id, hint.step, taken.index)
         elif end:
             self.clock_jumps(LEASE)
-            self.take(hint.run_id, hint.step, hint.index)
+            self.take(hint.run_id, hint.step, taken.index)
 
     @precondition(lambda self: self.makers)
     @rule(pick=PICK, started=st.booleans(), delay=st.sampled_from([0, GRACE]))
@@ -311,7 +311,7 @@ class CallRules(Operations):
         entry = LostAttempt(kind="interrupted", step=hint.step + 1) if started else None
         with self.operation("leave"):
             self.model.leave(
-                hint.run_id, hint.step, hint.index, taken.token, delay=delay, started=started
+                hint.run_id, hint.step, taken.index, taken.token, delay=delay, started=started
             )
             self.rig.do(
                 self.rig.bench.steps.calls.leave(
@@ -330,7 +330,7 @@ class CallRules(Operations):
         hint = maker.taken.hint
         with self.operation("deliver result"):
             expected = self.model.deliver(
-                hint.run_id, hint.step, hint.index, maker.token, maker.size
+                hint.run_id, hint.step, maker.taken.index, maker.token, maker.size
             )
             reply: Delivered = self.rig.do(
                 self.rig.bench.steps.calls.deliver(

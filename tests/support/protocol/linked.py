@@ -30,7 +30,8 @@ from support.protocol.worker import CALLS, KINDS, Worker
 from stepfleet.orchestrator import Message
 from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.waiting import ToolHint, answered, decided_event, wait_key
+from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.protocol.waiting import answered, decided_event, wait_key
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.store.runs.asks import Asks
@@ -207,7 +208,7 @@ class LinkedMachine(ProtocolMachine):
 
     def _look_after_run(self, run: Run, maker: Maker, cut: str) -> None:
         hint, child = maker.taken.hint, self.model.runs.get(maker.taken.key)
-        address = (hint.step, hint.index, hint.run_id)
+        address = (hint.step, maker.taken.index, hint.run_id)
         if child is None:
             self._create_child(maker, address)
         elif child.ended and child.returns:
@@ -247,7 +248,7 @@ class LinkedMachine(ProtocolMachine):
     def _follow(self, child: Run, address: tuple[int, int, str]) -> None:
         with self.operation("follow"):
             expected = self.model.follow(child.run_id, address)
-            hint = ToolHint(address[2], address[0], address[1])
+            hint = Work(address[2], address[0], address[1])
             status = self.rig.do(self.links.follow(child.run_id, hint))
             assert ("followed" if status is None else "ended") == expected
         if expected == "followed":
@@ -291,7 +292,7 @@ class LinkedMachine(ProtocolMachine):
             assert told == self.model.visible_asks()
 
     def _answer(self, run: Run, step: int, index: int, key: str, word: str) -> None:
-        hint = ToolHint(run.run_id, step, index)
+        hint = Work(run.run_id, step, index)
         call = ToolCall(id=f"c{index}", name="look")
         events: list[Any] = []
         if word == "end":
@@ -333,14 +334,14 @@ class LinkedMachine(ProtocolMachine):
         """Settle what a run owes; `cut` says where the worker is lost, or stalls."""
         owed = self.rig.do(self.links.owed(run.run_id))
         owes = self.model.owed(run.run_id)
-        calls = sorted((one.step, one.index, one.run_id) for one in owed.calls)
+        calls = sorted((one.step, one.index or 0, one.run_id) for one in owed.calls)
         told = Owes(frozenset(calls), owed.request or "", frozenset(owed.runs), owed.seen)
         assert told == owes, f"{run.run_id} owes {told}, expected {owes}"
         if cut == "begun":
             return
         if cut == "page" and calls:
             step, index, caller = calls[0]
-            owed = replace(owed, calls=(ToolHint(caller, step, index),))
+            owed = replace(owed, calls=(Work(caller, step, index),))
             owes = replace(owes, calls=frozenset(calls[:1]))
         for child in sorted(owes.runs & self.model.runs.keys()):
             self._control(self.model.runs[child], owes.request)

@@ -25,7 +25,7 @@ from support.protocol.rig import Rig, check_as_clients_see_it
 from support.protocol.worker import AGENTS, CIRCUIT, KINDS, Worker, record_of
 
 from stepfleet.orchestrator import Message, StoredRun
-from stepfleet.orchestrator.protocol.claim import Claim, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Work
 from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
 from stepfleet.orchestrator.protocol.revision import price_of
 from stepfleet.orchestrator.protocol.verdict import Verdict
@@ -198,7 +198,7 @@ class ProtocolMachine(CallRules, ControlRules):
         with self.operation("claim"):
             owes = self._owes_at_claim(run_id)
             expected = self.model.claim(run_id, step, token)
-            reply = self.rig.do(self.rig.bench.steps.claim(StepHint(run_id, step), token))
+            reply = self.rig.do(self.rig.bench.steps.claim(Work(run_id, step), token))
             word = "claimed" if isinstance(reply, Claim) else reply.why.value
             assert word == expected, f"claim of {run_id}:{step}: {word}, expected {expected}"
             if not isinstance(reply, Claim):

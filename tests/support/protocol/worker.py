@@ -126,7 +126,7 @@ class Worker:
             waiting = replace(verdict.waiting, patience=PATIENCE / 1000)
             verdict = replace(verdict, waiting=waiting)
         if isinstance(attempt, Parked):
-            attempt = attempt if verdict.waiting else attempt.otherwise
+            attempt = attempt if verdict.waiting else attempt.answer
         events = events_of(claim, attempt, verdict, facts)
         decision = Decision(
             move=verdict.move.value,
@@ -156,7 +156,8 @@ class Worker:
         if outcome:
             return Prevented(span, outcome)
         if kind == "release":
-            return Interrupted(span, Interruption.HANDED_BACK, response=journal.response)
+            answer = Answered(span, journal.response) if journal.response else None
+            return Interrupted(span, Interruption.HANDED_BACK, answer)
         if self.wants_cancel and journal.response is None:
             return Interrupted(span, Interruption.CANCELLED)
         if journal.response is None and kind in {"transient", "limited", "error", "out"}:
@@ -188,16 +189,10 @@ class Worker:
             for index, call in enumerate(response.tool_calls or ())
         )
         assert response.usage is not None
-        otherwise = Interrupted(
-            span,
-            Interruption.CANCELLED,
-            response,
-            records,
-            tuple(record.call_id for record in records),
-            response.usage.total_tokens * 0.25,
-        )
+        texts = tuple(record.call_id for record in records)
+        answer = Answered(span, response, records, texts, response.usage.total_tokens * 0.25)
         waits = (self.places.get(index) or Wait(index, "heavy", "look") for index in open_calls)
-        return Parked(span, tuple(waits), otherwise)
+        return Parked(span, tuple(waits), answer)
 
 
 @cache
@@ -238,7 +233,8 @@ def record_of(claim: Claim, index: int, *, broken: bool = False) -> ToolCallReco
 def _step(attempt: Attempt) -> Step:
     """Return what the model is to know of a committed attempt."""
     time = round(attempt.span.seconds * 2)
-    if not isinstance(attempt, Answered | Interrupted) or attempt.response is None:
+    attempt = attempt.answer if isinstance(attempt, Interrupted) and attempt.answer else attempt
+    if not isinstance(attempt, Answered):
         return Step(failed=True, time=time)
     records = attempt.records
     tokens = attempt.response.usage.total_tokens if attempt.response.usage else 0

@@ -5,8 +5,8 @@ from support.runs.scripted_steps import call, say
 from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import Message, tool
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.revision import revise
-from stepfleet.orchestrator.protocol.waiting import ToolHint
 from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
@@ -55,7 +55,7 @@ async def start(desk: Bench, run_id: str, index: int) -> str:
         messages=(Message.user("look"),),
         max_steps=desk.agent.config.max_steps,
         parent=run_id,
-        returns_to=ToolHint(run_id, 0, index),
+        returns_to=Work(run_id, 0, index),
     )
     assert await desk.submission.create(run)
     return child

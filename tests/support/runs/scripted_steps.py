@@ -18,15 +18,14 @@ from stepfleet.orchestrator import (
     ToolCall,
     UsageStats,
 )
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.worker.agents.local import LocalAgents
-from stepfleet.worker.attempt.tool_task import CallReport, run_call
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Ports
-from stepfleet.worker.step import StepReport, run_step
+from stepfleet.worker.step import Report, run_work
 from stepfleet.worker.toolbox.box import LocalToolbox
 
 USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15)
@@ -74,6 +73,27 @@ class Script(LLM):
         return answer
 
 
+async def _admitted(*_: Any) -> None:
+    """Admit every call."""
+
+
+async def _nothing(*_: Any) -> None:
+    """Find no agent, and no run."""
+
+
+async def _later(*_: Any) -> float:
+    return 5.0
+
+
+ALONE: dict[str, Any] = {
+    "admit": _admitted,
+    "successor": _nothing,
+    "stop_run": _nothing,
+    "attend": dict.fromkeys(Awaited, _later),
+}
+"""The ports of a step that waits for no limit, no other run and no person."""
+
+
 class Crash(BaseException):
     """What stands for the end of the process at a crash point; no code catches it."""
 
@@ -89,16 +109,16 @@ class Hands:
     models: Models = field(default_factory=Models)
     pacing: ConcurrencyLimiter = field(default_factory=ConcurrencyLimiter)
 
-    async def step(self, run_id: str, step: int) -> StepReport:
+    async def step(self, run_id: str, step: int) -> Report:
         """Do one step."""
         ports = self.ports()
         with ports.pacing:
-            return await run_step(StepHint(run_id, step), ports, self.leases)
+            return await run_work(Work(run_id, step), ports, self.leases)
 
-    async def call(self, run_id: str, step: int, index: int) -> CallReport:
+    async def call(self, run_id: str, step: int, index: int) -> Report:
         """Make one tool call that the run waits for, as a task of its own."""
-        hint = ToolHint(run_id, step, index)
-        return await run_call(hint, self.ports(), self.leases)
+        hint = Work(run_id, step, index)
+        return await run_work(hint, self.ports(), self.leases)
 
     async def finish(self, run_id: str, most: int = 20) -> None:
         """Do steps until the run has ended."""
@@ -117,10 +137,10 @@ class Hands:
             agent=LocalAgents([self.agent], self.models).find,
             toolbox=LocalToolbox(4),
             cost=lambda _model, usage, *_: usage.total_tokens / 1000,
-            elapsed=time.monotonic,
             jitter=random.random,
             token=self.desk.token,
             crash=self._crash(),
+            **ALONE,
             worker="test",
             pacing=self.pacing,
         )

@@ -22,7 +22,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.agents.agent import criteria_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Attempt, Failed, Span
-from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, StepHint
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, Work
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, Verdict, decide
 from stepfleet.orchestrator.settings.settings import load_settings
@@ -82,13 +82,13 @@ class Bench:
 
     async def claim(self, run_id: str, step: int = 0, token: str | None = None) -> Claim:
         """Claim a step that must be free."""
-        claim = await self.steps.claim(StepHint(run_id, step), token or self.token())
+        claim = await self.steps.claim(Work(run_id, step), token or self.token())
         assert isinstance(claim, Claim), claim
         return claim
 
     async def refused(self, run_id: str, step: int = 0) -> Refusal:
         """Claim a step that must not be free."""
-        refusal = await self.steps.claim(StepHint(run_id, step), self.token())
+        refusal = await self.steps.claim(Work(run_id, step), self.token())
         assert isinstance(refusal, Refusal), refusal
         return refusal
 

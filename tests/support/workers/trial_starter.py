@@ -16,8 +16,8 @@ from support.runs.stored_runs import Bench, bench
 
 from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.protocol.claim import Claim, StepHint
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.claim import Claim, Work
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import renewing
@@ -51,7 +51,7 @@ async def claimed(desk: Bench, run_id: str) -> Claim:
     """Take a run's first step, as soon as nobody holds it."""
 
     async def taken() -> Claim | None:
-        claim = await desk.steps.claim(StepHint(run_id, 0), desk.token())
+        claim = await desk.steps.claim(Work(run_id, 0), desk.token())
         return claim if isinstance(claim, Claim) else None
 
     claim = await until(taken, within=60)
@@ -63,7 +63,7 @@ async def call_taken(desk: Bench, run_id: str, index: int) -> TakenCall:
     """Take a call of a run's first step, as soon as nobody holds it."""
 
     async def taken() -> TakenCall | None:
-        found = await desk.steps.calls.take(ToolHint(run_id, 0, index), desk.token())
+        found = await desk.steps.calls.take(Work(run_id, 0, index), desk.token())
         return found if isinstance(found, TakenCall) else None
 
     found = await until(taken, within=60)
@@ -80,7 +80,7 @@ async def start(desk: Bench, run_id: str, index: int) -> None:
             await trials(desk).takes(lease, ports(desk))
     else:
         found = await call_taken(desk, run_id, index)
-        with Leases(time.monotonic).hold_call(found) as held:
+        with Leases(time.monotonic).hold(found) as held:
             await trials(desk).takes(held, ports(desk))
 
 

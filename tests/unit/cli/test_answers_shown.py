@@ -4,8 +4,8 @@ import pytest
 from support.runs.agent_records import a_result, a_step
 
 from stepfleet.orchestrator import StopReason
-from stepfleet.orchestrator.cli.run.ask import print_answer
-from stepfleet.orchestrator.cli.terminal.exit_codes import SOME_FAILED
+from stepfleet.orchestrator.cli.ask import print_answer
+from stepfleet.orchestrator.cli.options import SOME_FAILED
 from stepfleet.orchestrator.records.errors import refused_answer
 from stepfleet.orchestrator.records.run.facts import last_error
 

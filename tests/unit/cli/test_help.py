@@ -3,14 +3,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 from support.workers.warm_starts import COMMAND, run
 
+from stepfleet.orchestrator.cli.main import GROUPS, OLD_WORDS, Command, build
+
 HEAVY = ("pydantic", "redis", "celery", "asyncio.runners", "orjson")
-COMMANDS = (
-    *("run", "ask", "up", "worker", "flower", "submit", "status", "watch", "results"),
-    *("snapshot", "checkpoint", "restore", "fork", "compare"),
-    *("show", "explain", "events", "retry", "send", "cancel", "pause", "resume", "doctor", "bench"),
-)
+SHOWN = [name for commands in GROUPS.values() for name in commands]
 
 
 def stepfleet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -18,19 +17,40 @@ def stepfleet(*arguments: str, **environment: str) -> subprocess.CompletedProces
     return run(COMMAND, arguments, env=env, cwd=Path.cwd())
 
 
-def test_help_lists_every_command() -> None:
+def test_help_lists_every_command_below_its_heading() -> None:
     done = stepfleet("--help")
 
     assert done.returncode == 0
-    assert all(f" {command} " in done.stdout for command in COMMANDS)
+    rest = done.stdout
+    for heading, commands in GROUPS.items():
+        _, found, rest = rest.partition(f"─ {heading} ─")
+        assert found
+        panel = rest.partition("╰")[0]
+        assert all(f"│ {name} " in panel for name in commands), heading
+    assert not any(f"│ {name} " in done.stdout for name in OLD_WORDS)
 
 
-@pytest.mark.parametrize("command", COMMANDS)
+def test_help_fits_a_line_for_each_command_at_80_columns() -> None:
+    lines = stepfleet("--help", COLUMNS="80").stdout.splitlines()
+
+    assert len([one for one in lines if one.startswith("│ ")]) < len(SHOWN) + 12
+    assert max(map(len, lines)) <= 80
+
+
+@pytest.mark.parametrize("command", SHOWN)
+def test_a_line_of_help_begins_what_the_command_says_of_itself(command: str) -> None:
+    listed: Command = typer.main.get_group(build()).commands[command]  # type: ignore[assignment]
+
+    assert listed.load().help.startswith(str(listed.help).rstrip("."))
+
+
+@pytest.mark.parametrize("command", [*SHOWN, *OLD_WORDS])
 def test_every_command_explains_itself(command: str) -> None:
     done = stepfleet(command, "--help")
 
     assert done.returncode == 0, done.stderr
     assert "Usage" in done.stdout
+    assert "--install-completion" not in done.stdout
 
 
 def test_the_command_line_starts_without_loading_what_commands_need() -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from stepfleet.orchestrator import AgentConfig, ConfigurationError, ModelSettings
-from stepfleet.orchestrator.cli.setup.preflight import check_models, missing_key, target_of
+from stepfleet.orchestrator.cli.model_check import check_models, missing_key, target_of
 
 OPENAI = AgentConfig(name="solver", model="openai:gpt-4o-mini")
 

@@ -6,8 +6,15 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import Agent, ConfigurationError
-from stepfleet.orchestrator.cli.run.locks import held, is_held, only_writer
-from stepfleet.orchestrator.cli.run.notes import Note, Notes, identity, new_key
+from stepfleet.orchestrator.cli.notes import (
+    Note,
+    RunNotes,
+    held,
+    identity,
+    is_held,
+    new_key,
+    only_writer,
+)
 
 
 def agents(**fields: Any) -> dict[str, Agent]:
@@ -28,7 +35,7 @@ def test_another_input_agent_limit_or_simulated_provider_is_another_command() ->
 
 
 def test_a_note_is_found_again_by_its_command_and_by_its_batch(tmp_path: Path) -> None:
-    notes = Notes(tmp_path)
+    notes = RunNotes(tmp_path)
     assert notes.read("abc") is None
     note = Note(new_key(), "/out.jsonl", "stepfleet run")
 
@@ -46,13 +53,13 @@ def test_each_key_is_a_new_batch() -> None:
 def test_a_damaged_note_is_as_good_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "abc.json").write_text(text)
 
-    assert Notes(tmp_path).read("abc") is None
+    assert RunNotes(tmp_path).read("abc") is None
 
 
 HOLDER = """\
 import sys
 from pathlib import Path
-from stepfleet.orchestrator.cli.run.locks import held
+from stepfleet.orchestrator.cli.notes import held
 with held(Path(sys.argv[1]), str):
     print("held", flush=True)
     sys.stdin.read()

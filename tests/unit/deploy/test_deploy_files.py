@@ -14,7 +14,7 @@ from support.servers.flower_site import Site
 from support.servers.redis_servers import free_port
 
 from stepfleet.orchestrator import ModelSettings, Settings
-from stepfleet.orchestrator.cli.main import build
+from stepfleet.orchestrator.cli.main import Command, build
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
@@ -126,10 +126,11 @@ def environment_of(compose: dict[str, Any], service: str, given: dict[str, str])
 
 def read_by_the_command_line(command: str) -> set[str]:
     """Return the variables that a command reads: those of its options, and all settings."""
-    group = typer.main.get_group(build())
+    listed = typer.main.get_group(build()).commands[command]
+    assert isinstance(listed, Command)
     options = {
         name
-        for parameter in group.commands[command].params
+        for parameter in listed.load().params
         for name in (
             [parameter.envvar] if isinstance(parameter.envvar, str) else parameter.envvar or []
         )

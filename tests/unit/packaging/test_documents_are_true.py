@@ -155,8 +155,8 @@ def test_every_command_on_a_page_exists_with_its_options() -> None:
     for name, words in command_lines():
         if words[0].startswith("-"):
             continue
-        command = commands.get(words[0])
-        assert command is not None, (name, words)
+        assert words[0] in commands, (name, words)
+        command = commands[words[0]].load()
         if group := getattr(command, "commands", None):
             assert words[1:] == [] or words[1] in group, (name, words)
             command = group[words[1]] if words[1:] else command

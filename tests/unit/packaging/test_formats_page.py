@@ -14,7 +14,7 @@ from stepfleet.orchestrator.batches.files.tables import (
     arrow_types,
     kinds,
 )
-from stepfleet.orchestrator.cli.results.layout import SLIM_COLUMNS, ResultOptions
+from stepfleet.orchestrator.cli.results import SLIM_COLUMNS, ResultOptions
 
 PAGE = pages()["docs/formats.md"]
 

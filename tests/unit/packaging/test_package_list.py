@@ -42,7 +42,6 @@ EXTRAS_OF_ROOMS = {
     "orchestrator/dashboard": {"flower"},
     "orchestrator/models/pricing/loading.py": {"worker"},
     "orchestrator/models/signing.py": {"bedrock"},
-    "orchestrator/cli/flower.py": {"flower"},
     "orchestrator/store/embedded/binary.py": {"local"},
 }
 

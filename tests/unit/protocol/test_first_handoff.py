@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import AgentState
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.serialization import handoff
 from stepfleet.orchestrator.records.state import StateInfo
-from stepfleet.orchestrator.store.dispatch import StepMessages
+from stepfleet.orchestrator.store.dispatch import TaskMessages
 from stepfleet.orchestrator.store.runs.submission import NewRun, first_handoff
 
 NOW = datetime(2026, 5, 4, 3, 2, 1, 1234, tzinfo=UTC)
@@ -29,8 +29,8 @@ def test_a_run_begins_with_the_state_that_the_records_would_store(
 
 
 def test_every_message_has_a_random_uuid_of_its_own() -> None:
-    messages = StepMessages("steps")
-    made = [messages.build(StepHint("r", 0), "solver") for _ in range(3)]
+    messages = TaskMessages("steps")
+    made = [messages.of(Work("r", 0), "solver: step 1") for _ in range(3)]
     ids = {part for one in made for part in one.split('"') if len(part) == len(str(uuid.uuid4()))}
 
     assert {uuid.UUID(one).version for one in ids if one.count("-") == 4} == {4}

@@ -99,7 +99,8 @@ def used(error: ErrorInfo | None = None, **fields: Any) -> Answered:
 def interrupted(by: Interruption, response: LLMResponse | None = None, **more: Any) -> Interrupted:
     calls = (response and response.tool_calls) or ()
     records, texts = tuple(record(BROKEN) for _ in calls), tuple("not run" for _ in calls)
-    return Interrupted(SPAN, by, response, records, texts, 0.5 if response else 0.0, **more)
+    answer = Answered(SPAN, response, records, texts, 0.5) if response else None
+    return Interrupted(SPAN, by, answer, **more)
 
 
 def failed(error: ErrorInfo = SERVER, **fields: Any) -> Failed:
@@ -107,8 +108,9 @@ def failed(error: ErrorInfo = SERVER, **fields: Any) -> Failed:
 
 
 def parked(found: Claim) -> tuple[Claim, Attempt]:
-    otherwise = interrupted(Interruption.CANCELLED, ASKS)
-    return found, Parked(SPAN, (Wait(0, "gpu", "look"),), otherwise)
+    answer = interrupted(Interruption.CANCELLED, ASKS).answer
+    assert answer is not None
+    return found, Parked(SPAN, (Wait(0, "gpu", "look"),), answer)
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.agents.agent import CODE, POLICIES
 from stepfleet.orchestrator.agents.config import NOT_PER_RUN
-from stepfleet.orchestrator.cli.doctor.checks import OTHER_VARIABLES
-from stepfleet.orchestrator.cli.main import build
+from stepfleet.orchestrator.cli.doctor import OTHER_VARIABLES
+from stepfleet.orchestrator.cli.main import Command, build
 
 PAGE = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
 
@@ -63,7 +63,7 @@ def variables_of(command: Any) -> Iterator[str]:
     for option in command.params:
         yield from [option.envvar] if isinstance(option.envvar, str) else option.envvar or []
     for below in getattr(command, "commands", {}).values():
-        yield from variables_of(below)
+        yield from variables_of(below.load() if isinstance(below, Command) else below)
 
 
 @pytest.mark.parametrize(

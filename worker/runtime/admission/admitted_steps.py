@@ -35,14 +35,7 @@ from stepfleet.orchestrator.limits.estimates import (
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, exceeded, limit_of_run, names_of
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.models.services import limit_name
-from stepfleet.orchestrator.protocol.claim import (
-    Claim,
-    Committed,
-    Held,
-    Refusal,
-    Refused,
-    StepHint,
-)
+from stepfleet.orchestrator.protocol.claim import Claim, Committed, Held, Refusal, Refused, Work
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
@@ -66,9 +59,9 @@ from stepfleet.orchestrator.store.admission.calls import (
 from stepfleet.orchestrator.store.admission.limit_use import short_of
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.attempt.model_call import info_of
-from stepfleet.worker.leases.lease import Lease
+from stepfleet.worker.ports import StepContext
 from stepfleet.worker.runtime.admission.gate import Gate, UsedGrant
-from stepfleet.worker.runtime.admission.prompts import Prompts
+from stepfleet.worker.runtime.admission.learning import Prompts
 from stepfleet.worker.runtime.admission.spending import (
     Price,
     expected,
@@ -104,7 +97,7 @@ class AdmittedSteps:
         self._durations = AgentEstimates(FIRST_MILLISECONDS)
         self._prompts = Prompts()
 
-    async def claim(self, hint: StepHint, token: str) -> Claim | Refusal:
+    async def claim(self, hint: Work, token: str) -> Claim | Refusal:
         """Take the step, if its limits have room or it needs none. Raises `StoreError`."""
         gate = self._gate
         reading = gate.calls.request_grant(hint.run_id) if gate.active else None
@@ -117,7 +110,7 @@ class AdmittedSteps:
             return replace(claim, broken=info_of(error))
 
     async def _with_grant(
-        self, hint: StepHint, claim: Claim | Refusal, reading: "asyncio.Future[Any] | None"
+        self, hint: Work, claim: Claim | Refusal, reading: "asyncio.Future[Any] | None"
     ) -> Claim | Refusal:
         gate = self._gate
         if isinstance(claim, Claim) and claim.limited_by:
@@ -138,7 +131,7 @@ class AdmittedSteps:
             return replace(claim, exhausted=over)
         return claim if request is None else await self._admitted(claim, request, grant)
 
-    async def _unused(self, hint: StepHint, grant: Grant) -> Operation:
+    async def _unused(self, hint: Work, grant: Grant) -> Operation:
         """Return what ends the grant of a step that nobody may take.
 
         An answer was paid for; so were the calls of lost workers, perhaps.
@@ -213,11 +206,12 @@ class AdmittedSteps:
         """Note by the store that a model call is made now, or none so far."""
         return await self._store.note_call(claim, seconds, made=made)
 
-    async def _note_wait(self, lease: Lease) -> None:
+    async def _note_wait(self, step: StepContext) -> None:
         """Have the store know of a step that waits that no call of it was made so far."""
-        if not (lease.uncalled or lease.has_called):
-            lease.apply(await self.note_call(lease.claim, lease.seconds, made=False))
-            lease.uncalled = True
+        calls, lease = step.calls, step.lease
+        if not (calls.uncalled or calls.has_called):
+            lease.apply(await self.note_call(step.claim, lease.seconds, made=False))
+            calls.uncalled = True
 
     def _answered(
         self,
@@ -236,32 +230,34 @@ class AdmittedSteps:
             paid = spent_by_answer(entries.price, memory)
         return self._settling(claim, used, usage, paid)
 
-    async def admit(self, lease: Lease, request: ModelRequest) -> None:
+    async def admit(self, step: StepContext, request: ModelRequest) -> None:
         """Have a step call a model under the limits of that one: a fallback, or for a summary.
 
         The grant for the model before ends. A model of which nothing is known is called in turn.
         Raises `ModelError` where there is no room.
         """
-        gate, claim, model = self._gate, lease.claim, request.model
+        gate, claim, calls, model = self._gate, step.claim, step.calls, request.model
         used = gate.held.get(claim.run_id)
-        if model != (lease.admitted or claim.config.model) and (used or gate.active):
-            lease.admitted = NO_MODEL
-            used = await self._turn_to(model, lease, used)
-            lease.admitted = model
+        if model != (calls.admitted or claim.config.model) and (used or gate.active):
+            calls.admitted = NO_MODEL
+            used = await self._turn_to(model, step, used)
+            calls.admitted = model
         limit = limit_name(model, request.settings)
-        if not await gate.may_call(limit, partial(self._note_wait, lease)):
+        if not await gate.may_call(limit, partial(self._note_wait, step)):
             raise _held_back(model, limit)
         if used is not None:
             used.is_called = True
 
-    async def _turn_to(self, model: str, lease: Lease, used: UsedGrant | None) -> UsedGrant | None:
+    async def _turn_to(
+        self, model: str, step: StepContext, used: UsedGrant | None
+    ) -> UsedGrant | None:
         """End the grant that is used, and return one for a call of `model`; None without limits."""
-        gate, claim = self._gate, lease.claim
+        gate, claim = self._gate, step.claim
         request, over = self._request(claim, model=model)
         if used is not None and request is not None and request.names == used.names:
             used.model = model
             return used
-        summary = _summary_in(lease)
+        summary = _summary_in(step)
         ended = [] if used is None else [self._turned(claim, used, summary)]
         gate.forget(claim.hint)
         if request is None:
@@ -399,14 +395,14 @@ class AdmittedSteps:
             new = verdict.logged.messages[1:]
             prompt = usage.prompt_tokens + usage.completion_tokens + _tokens(new, self._gate)
             cached = usage.prompt_tokens
-        hint = StepHint(claim.run_id, claim.step + (verdict.logged is not None))
+        hint = Work(claim.run_id, claim.step + (verdict.logged is not None))
         request, over = self._request(claim, hint, prompt, cached, verdict.state)
         return None if over else request
 
     def _request(
         self,
         claim: Claim,
-        hint: StepHint | None = None,
+        hint: Work | None = None,
         prompt: int | None = None,
         cached: int = 0,
         state: AgentState | None = None,
@@ -554,10 +550,11 @@ class AdmittedSteps:
             self._durations.learn(claim.config.name, round(result.duration_ms))
 
 
-def _summary_in(lease: Lease) -> Summary | None:
+def _summary_in(step: StepContext) -> Summary | None:
     """Return the summary that this attempt has made."""
-    is_new = lease.remembered is not None and lease.claim.journal.remembered is None
-    return lease.remembered.summary if lease.remembered and is_new else None
+    remembered = step.calls.remembered
+    is_new = remembered is not None and step.claim.journal.remembered is None
+    return remembered.summary if remembered and is_new else None
 
 
 def _held_back(model: str, limit: str) -> RateLimitError:

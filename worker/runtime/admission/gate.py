@@ -24,7 +24,7 @@ from stepfleet.orchestrator.limits.limit import (
     learns,
 )
 from stepfleet.orchestrator.models.rate_headers import standings
-from stepfleet.orchestrator.protocol.claim import StepHint
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.store.admission.calls import (
     FAILED,
     PAUSED,
@@ -53,7 +53,7 @@ ERRORS = (AgentException, RedisError, OSError)
 class UsedGrant:
     """The grant of a call that this process makes, to `model`."""
 
-    hint: StepHint
+    hint: Work
     model: str = ""
     key: str = ""
     early: asyncio.TimerHandle | None = None
@@ -104,7 +104,7 @@ class Gate:
         self._dispatch = opened.dispatch
         self._pending: list[tuple[Operation, asyncio.Future[str]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
-        self._unsent: dict[StepHint, str] = {}
+        self._unsent: dict[Work, str] = {}
 
     @property
     def active(self) -> bool:
@@ -133,7 +133,7 @@ class Gate:
             if given is not None:
                 self.end([given])
 
-    def may_hold(self, hint: StepHint) -> bool:
+    def may_hold(self, hint: Work) -> bool:
         """Whether the call of a step that is claimed now may have to wait for a grant.
 
         Later steps than the first have one as a rule: it was requested with the commit before.
@@ -192,7 +192,7 @@ class Gate:
         self.held[request.hint.run_id] = used
         return used
 
-    def forget(self, hint: StepHint) -> None:
+    def forget(self, hint: Work) -> None:
         """Renew a grant no more."""
         used = self.held.get(hint.run_id)
         if used is not None and used.hint == hint:
@@ -205,7 +205,7 @@ class Gate:
         for operation in operations:
             self.call(operation).add_done_callback(_received)
 
-    def end_later(self, hint: StepHint, seconds: float, operations: Sequence[Operation]) -> None:
+    def end_later(self, hint: Work, seconds: float, operations: Sequence[Operation]) -> None:
         """Do so after so many seconds, unless the step is committed before."""
         used = self.held.get(hint.run_id)
         if used is None or used.hint != hint or used.early is not None:
@@ -298,7 +298,7 @@ class Gate:
         if unsent:
             await self._publish(unsent)
 
-    async def _publish(self, admitted: Sequence[tuple[StepHint, str]]) -> None:
+    async def _publish(self, admitted: Sequence[tuple[Work, str]]) -> None:
         try:
             await self._dispatch.publish(admitted)
         except Exception as error:  # noqa: BLE001 - whatever a broker raises

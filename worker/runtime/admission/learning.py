@@ -1,16 +1,75 @@
-"""What one event loop sees of the limits of models: calls without a grant, and answers' headers.
+"""What one event loop sees of the limits of models: calls without a grant, headers, prompts.
 
 Decides what of it the fleet has to know; most answers change nothing, and cost no command.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from stepfleet.orchestrator.limits.estimates import AgentEstimates
 from stepfleet.orchestrator.models.rate_headers import Standing
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.store.admission.calls import Operation
-from stepfleet.worker.runtime.admission.ramp import Ramp
+
+AT_ONCE, PER_SECOND, PER_ANSWER = 32, 200.0, 4
+"""Calls of all workers at the beginning; by time, linear and squared: a thousand after 1.8 s; and
+by answers."""
+SECONDS = 3.0
+TICK = 0.02
+
+
+class Ramp:
+    """The ramp of one model in one of `workers`. `clock`: monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float], workers: int = 1) -> None:
+        self._clock = clock
+        self._share = 1 / max(workers, 1)
+        self._began = clock()
+        self._sent = 0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self.answers = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether everybody may call."""
+        return not self._waiting and self._clock() - self._began > SECONDS
+
+    def turn(self) -> "asyncio.Future[None] | None":
+        """Return what to wait for before a call; None for nothing."""
+        if not self._waiting and self._sent < self._allowed():
+            self._sent += 1
+            return None
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_later(TICK, self._release)
+        turn: asyncio.Future[None] = loop.create_future()
+        self._waiting.append(turn)
+        return turn
+
+    def end(self) -> None:
+        """Let everybody go on: the model has refused a call, and they are to look."""
+        self._began -= SECONDS
+        self._release()
+
+    def _allowed(self) -> float:
+        gone = self._clock() - self._began
+        if gone > SECONDS:
+            return float("inf")
+        by_time = (AT_ONCE + PER_SECOND * (gone + gone * gone)) * self._share
+        return max(by_time, 1.0) + PER_ANSWER * self.answers
+
+    def _release(self) -> None:
+        while self._waiting and self._sent < self._allowed():
+            turn = self._waiting.popleft()
+            if not turn.done():  # its step may have been cancelled
+                turn.set_result(None)
+                self._sent += 1
+        if self._waiting:
+            asyncio.get_running_loop().call_later(TICK, self._release)
+
 
 WINDOW = 10.0
 FRESH = 1.0
@@ -136,3 +195,32 @@ class Learning:
         return any(one.is_scarce for one in found.values()) and (
             "r" not in found or found["r"].limit >= calls
         )
+
+
+MOST_EXPECTED = 10_000
+
+
+class Prompts:
+    """Learns how much larger prompts are than expected: by schemas of tools, and a service's own.
+
+    Whole prompts, and those of which all but the newest messages were measured, are learned apart.
+    """
+
+    def __init__(self) -> None:
+        self._beside = {whole: AgentEstimates(0) for whole in (True, False)}
+        self._expected: dict[str, tuple[int, int, bool]] = {}
+
+    def expect(self, agent: str, hint: Work, counted: int, *, whole: bool) -> int:
+        """Return the tokens of a step's prompt, of which so many were counted."""
+        if len(self._expected) >= MOST_EXPECTED:
+            self._expected.clear()
+        # A claim counts a step once more.
+        if self._expected.get(hint.run_id, (-1,))[0] != hint.step:
+            self._expected[hint.run_id] = hint.step, counted, whole
+        return counted + self._beside[whole].of(agent)
+
+    def learn(self, agent: str, hint: Work, tokens: int) -> None:
+        """Note how many tokens the prompt of a step had."""
+        step, counted, whole = self._expected.pop(hint.run_id, (-1, 0, True))
+        if step == hint.step:
+            self._beside[whole].learn(agent, max(tokens - counted, 0))

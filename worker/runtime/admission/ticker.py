@@ -114,8 +114,7 @@ class Ticker:
         So are those whose steps were taken from this process: whoever has them now uses theirs.
         """
         for used in list(self._gate.held.values()):
-            lease = self._leases.steps.get(used.hint.run_id)
-            is_left = lease is None or lease.claim.hint != used.hint
+            is_left = used.hint not in self._leases.held
             if is_left and used.is_left:  # twice: its claim may just have been answered
                 self._gate.forget(used.hint)
             used.is_left = is_left

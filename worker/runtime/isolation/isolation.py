@@ -10,7 +10,7 @@ from functools import partial
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Stance, Suspect
 from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
-from stepfleet.worker.leases.lease import AnyLease, CallLease, Renew
+from stepfleet.worker.leases.lease import Lease, Renew
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses, Job, Outcome
 from stepfleet.worker.step import release
@@ -37,7 +37,7 @@ class Isolation:
         self._marks = marks
         self._processes = processes
 
-    async def takes(self, lease: AnyLease, ports: Ports) -> bool:
+    async def takes(self, lease: Lease, ports: Ports) -> bool:
         """Execute the work elsewhere, or delay it; False where it is to be done here.
 
         The isolated process goes on under the same token. Raises `StoreError` when Redis stays
@@ -45,7 +45,7 @@ class Isolation:
         """
         work = lease.work
         if delay := work.losses.delay(self._limit, self._grace):
-            await _release(lease, ports, delay)
+            await release(work, ports, delay)
             return True
         found = work.losses.suspicion(self._limit)
         if self._processes is None or found.stance is not Stance.SUSPECT:
@@ -59,10 +59,10 @@ class Isolation:
             lease.settle()
             begun = await self._processes.leave(job, by)
             if not begun and by is not Interruption.LEASE_LOST:
-                await _release(lease, ports, self._grace if by.from_outside else 0.0)
+                await release(work, ports, self._grace if by.from_outside else 0.0)
             return True
         if outcome is Outcome.NO_ROOM:
-            await _release(lease, ports, self._grace)
+            await release(work, ports, self._grace)
         if outcome is Outcome.NOT_STARTED:
             return not (await self._renew(lease)).ours
         return True
@@ -72,15 +72,7 @@ class Isolation:
         if self._processes:
             await self._processes.aclose()
 
-    async def _died(self, lease: AnyLease, group: int) -> None:
+    async def _died(self, lease: Lease, group: int) -> None:
         lease.settle()  # what is dispatched again may come to this worker
         work = lease.work
         await self._marks.died(work.hint, work.token, group, work.config.name)
-
-
-async def _release(lease: AnyLease, ports: Ports, delay: float) -> None:
-    if isinstance(lease, CallLease):
-        taken = lease.taken
-        await ports.calls.leave(taken.hint, taken.token, delay=delay, started=False)
-    else:
-        await release(lease.claim, ports, delay)

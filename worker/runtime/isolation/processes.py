@@ -17,8 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import StepHint, Suspect, next_group
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Suspect, Work, next_group
 
 log = logging.getLogger(__name__)
 
@@ -56,7 +55,7 @@ class Outcome(StrEnum):
 class Job:
     """A suspect on its way through an isolated process."""
 
-    hint: StepHint | ToolHint
+    hint: Work
     token: str
     suspect: Suspect
     died: Callable[[int], Awaitable[None]]
@@ -76,8 +75,7 @@ class Job:
 
     def request(self, **more: Any) -> dict[str, Any]:
         """Return what its process receives."""
-        index = self.hint.index if isinstance(self.hint, ToolHint) else None
-        known = {"run": self.hint.run_id, "step": self.hint.step, "index": index}
+        known = {"run": self.hint.run_id, "step": self.hint.step, "index": self.hint.index}
         return {**known, "token": self.token, **more}
 
 

@@ -1,25 +1,35 @@
-"""Looks after calls that wait for another run, or for a person: starts, checks, ends a wait."""
+"""Ends the wait for people whose time limit is over."""
 
-from collections.abc import Awaitable, Callable, Mapping
-
-from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.orchestrator.records.calls.answers import Awaited
-from stepfleet.worker.ports import AgentCode
+from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.protocol.waiting import TakenCall, decided_event
+from stepfleet.orchestrator.records.calls.answers import Answer, Decision
+from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
+from stepfleet.worker.ports import AgentCode, Attend
 
 LOOK_AGAIN = 3600.0
 """Seconds after which a call is looked at again whose answer comes by itself: it may be lost."""
-Attendant = Callable[[TakenCall, AgentCode], Awaitable[float]]
-"""Does what such a call needs now, twice as well as once. Returns after how many seconds it is to
-be looked at again; no more where it has its answer."""
 
 
-class Attending:
-    """Who looks after the calls that wait, by what they wait for."""
+def asked_people(calls: ToolCalls) -> Attend:
+    """Return what looks after calls that wait for a person."""
 
-    def __init__(self, attendants: Mapping[Awaited, Attendant]) -> None:
-        self._attendants = attendants
+    async def attend(taken: TakenCall, agent: AgentCode) -> float:
+        """Decide as the tool says where the time limit is over; a person's decision comes first."""
+        if taken.until is not None and taken.until > taken.now:
+            return (taken.until - taken.now).total_seconds()
+        name = taken.call.name
+        tool = agent.tools.get(name) if name in agent.tools else None
+        approves = tool is not None and tool.options.approval_default == "approve"
+        decision = Decision(
+            approved=approves and tool is not None and bool(tool.options.approval),
+            at=taken.now,
+            reason="nobody decided in time",
+            by_default=True,
+        )
+        event = decided_event(taken.hint, taken.execution, taken.call, decision, taken.now)
+        await calls.answer(
+            taken.hint, taken.key, Answer(decision=decision), taken.config.name, Events([event])
+        )
+        return LOOK_AGAIN
 
-    async def __call__(self, taken: TakenCall, awaited: Awaited, agent: AgentCode) -> float:
-        """Look after a call. Raises what its attendant raises."""
-        attendant = self._attendants.get(awaited)
-        return LOOK_AGAIN if attendant is None else await attendant(taken, agent)
+    return attend

@@ -1,4 +1,4 @@
-"""Starts and checks the runs that calls of other runs are: its own room of `Attending`."""
+"""Starts and checks the runs that calls of other runs are."""
 
 from collections.abc import Mapping
 
@@ -47,7 +47,7 @@ class ChildRuns:
         self._submission = Submission(*given, opened.dispatch, grace=grace)
 
     async def attend(self, taken: TakenCall, agent: AgentCode) -> float:
-        """Start the run of a call, or see to it; returns as `Attending` does.
+        """Start the run of a call, or see to it; returns as `Attend` does.
 
         A run that ended before this wait began, since its caller was retried, is used where it
         completed, and else retried itself.

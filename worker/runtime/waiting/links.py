@@ -13,8 +13,7 @@ from stepfleet.orchestrator.errors import (
     SerializationError,
     StoreError,
 )
-from stepfleet.orchestrator.protocol.claim import Want
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Want, Work
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.calls.answers import LONGEST_OUTPUT, Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
@@ -69,7 +68,7 @@ class LinkedRuns:
             if not owed.calls or not left:
                 return
 
-    async def _answer(self, run_id: str, calls: Sequence[ToolHint]) -> None:
+    async def _answer(self, run_id: str, calls: Sequence[Work]) -> None:
         keys, execute = self._opened.keys, self._opened.connection.execute_all
         # What a call waits for is this run's id: of one that it started, and of one before it.
         headers = await execute(*(("HMGET", keys.run(one.run_id), *_CALLER) for one in calls))
@@ -90,7 +89,7 @@ class LinkedRuns:
                 return
             await in_groups(waiting, lambda pair: self._answer_to(*pair, result))
 
-    async def _goes_on_with(self, call: ToolHint, result: AgentRunResult) -> bool:
+    async def _goes_on_with(self, call: Work, result: AgentRunResult) -> bool:
         """Retry a run that was cancelled with its caller where that waits for it again.
 
         Its end is none that the call is to be answered with: the caller was retried since.
@@ -123,7 +122,7 @@ class LinkedRuns:
         return child in await self._links.awaited(caller)
 
     async def _answer_to(
-        self, call: ToolHint, caller: Mapping[str, str], result: AgentRunResult
+        self, call: Work, caller: Mapping[str, str], result: AgentRunResult
     ) -> None:
         if not caller:
             return  # it was deleted

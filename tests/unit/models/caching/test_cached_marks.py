@@ -18,8 +18,8 @@ from stepfleet.orchestrator import (
     StepResult,
     UsageStats,
 )
-from stepfleet.orchestrator.cli.views.fleet import statistics_picture
-from stepfleet.orchestrator.cli.views.trace import trace
+from stepfleet.orchestrator.cli.operate import statistics_picture
+from stepfleet.orchestrator.cli.trace import trace
 from stepfleet.orchestrator.events.domain_events import AgentStepCompleted, from_envelope
 from stepfleet.orchestrator.models.caching import statistics_of
 from stepfleet.orchestrator.protocol.attempt import Answered, Span

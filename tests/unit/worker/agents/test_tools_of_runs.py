@@ -8,7 +8,7 @@ import pytest
 
 from stepfleet.orchestrator import Agent, AgentConfig, ConfigurationError, tool, tool_catalog
 from stepfleet.orchestrator.agents.config import ToolRef
-from stepfleet.orchestrator.cli.local.worker_command import tool_queues
+from stepfleet.orchestrator.cli.workers import tool_queues
 from stepfleet.orchestrator.tools import Tool, ToolCatalog, registry
 from stepfleet.worker.agents.local import LocalAgents
 from stepfleet.worker.models import Models

@@ -7,12 +7,11 @@ from celery.exceptions import Reject
 
 from stepfleet.orchestrator import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.protocol.attempt import gave_up
-from stepfleet.orchestrator.protocol.claim import Refusal, Refused
-from stepfleet.orchestrator.protocol.waiting import ToolHint
-from stepfleet.worker.attempt.tool_task import CallReport
-from stepfleet.worker.tasks import ISOLATED, CallFailed, call_outcome
+from stepfleet.orchestrator.protocol.claim import Refusal, Refused, Work
+from stepfleet.worker.step import Report
+from stepfleet.worker.tasks import ISOLATED, CallFailed, outcome
 
-HINT = ToolHint("run", 0, 0)
+HINT = Work("run", 0, 0)
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 DONE = ToolCallRecord(tool_name="measure", call_id="c0", result="done", timestamp=NOW)
 
@@ -20,24 +19,24 @@ DONE = ToolCallRecord(tool_name="measure", call_id="c0", result="done", timestam
 @pytest.mark.parametrize(
     ("report", "told"),
     [
-        (CallReport(HINT, record=DONE, applied=True), "delivered"),
-        (CallReport(HINT, record=DONE), "dropped: nobody waits for the result any more"),
-        (CallReport(HINT), "given back: the worker is stopping"),
-        (CallReport(HINT, isolated=True), ISOLATED),
-        (CallReport(HINT, refusal=Refusal(Refused.STALE)), "dropped: stale"),
+        (Report(HINT, record=DONE, applied=True), "delivered"),
+        (Report(HINT, record=DONE), "dropped: nobody waits for the result any more"),
+        (Report(HINT), "given back: the worker is stopping"),
+        (Report(HINT, isolated=True), ISOLATED),
+        (Report(HINT, refusal=Refusal(Refused.STALE)), "dropped: stale"),
     ],
 )
-def test_what_became_of_a_tool_task_is_reported_in_words(report: CallReport, told: str) -> None:
-    assert call_outcome(report) == told
+def test_what_became_of_a_tool_task_is_reported_in_words(report: Report, told: str) -> None:
+    assert outcome(report) == told
 
 
 def test_a_call_that_failed_is_a_failed_task() -> None:
     call = ToolCall(id="c0", name="measure", arguments={})
-    report = CallReport(HINT, record=gave_up(call, NOW, 3), applied=True)
+    report = Report(HINT, record=gave_up(call, NOW, 3), applied=True)
     with pytest.raises(CallFailed, match="'measure' ended its worker 3 times"):
-        call_outcome(report)
+        outcome(report)
 
 
 def test_what_a_stopping_worker_does_not_take_goes_back_into_the_queue() -> None:
     with pytest.raises(Reject):
-        call_outcome(CallReport(HINT, refusal=Refusal(Refused.DRAINING)))
+        outcome(Report(HINT, refusal=Refusal(Refused.DRAINING)))

@@ -3,7 +3,7 @@
 import pytest
 
 from stepfleet.orchestrator import FinishReason, LLMResponse, ModelErrorCode, ToolCall
-from stepfleet.worker.attempt.emptiness import no_answer, without_half_a_call
+from stepfleet.worker.attempt.made_calls import no_answer, without_half_a_call
 
 BLANK = ["", " ", "\n\t \u00a0\u2003"]
 

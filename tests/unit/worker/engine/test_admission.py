@@ -6,10 +6,10 @@ from celery.app.task import Context
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepfleet.orchestrator.protocol.claim import StepHint
-from stepfleet.orchestrator.protocol.waiting import ToolHint
+from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.settings.settings import TOOL_TASK
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
-from stepfleet.worker.engine.concurrency import Gate, Inadmissible, call_hint, step_hint
+from stepfleet.worker.engine.messages import Gate, Inadmissible, work_in
 
 KEYS = signing_keys("a key of the fleet no. 1")
 assert KEYS is not None
@@ -32,11 +32,11 @@ def request(queue: str = "stepfleet", **fields: object) -> Any:
     ],
 )
 def test_a_step_is_named_by_place_or_by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    assert step_hint(args, kwargs) == StepHint("run", 3)
+    assert work_in(TASK, args, kwargs) == Work("run", 3)
 
 
 def test_a_tool_call_is_named_with_its_index() -> None:
-    assert call_hint(("run", 3, 1), {}) == ToolHint("run", 3, 1)
+    assert work_in(TOOL_TASK, ("run", 3, 1), {}) == Work("run", 3, 1)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_what_names_no_step_is_refused_with_the_reason(
     args: tuple[Any, ...], kwargs: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(Inadmissible, match=says):
-        step_hint(args, kwargs)
+        work_in(TASK, args, kwargs)
 
 
 JSON = st.recursive(
@@ -75,11 +75,11 @@ JSON = st.recursive(
 
 @given(st.lists(JSON, max_size=4), st.dictionaries(st.text(), JSON, max_size=3))
 def test_any_arguments_give_a_hint_or_a_reason(args: list[Any], kwargs: dict[str, Any]) -> None:
-    for read in (step_hint, call_hint):
+    for task in (TASK, TOOL_TASK):
         with suppress(Inadmissible):
-            hint = read(args, kwargs)
-            assert hint.run_id.encode()
-            assert hint.step >= 0
+            work = work_in(task, args, kwargs)
+            assert work.run_id.encode()
+            assert work.step >= 0
 
 
 def test_a_signed_message_is_let_through() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from stepfleet.orchestrator import StoreError
 from stepfleet.orchestrator.protocol.claim import Held
-from stepfleet.worker.leases.blocked_loop import TOGETHER, Standby
 from stepfleet.worker.leases.lease import Lease
+from stepfleet.worker.leases.renewal import TOGETHER, Standby
 
 MANY = 2 * TOGETHER + 50
 AWAY = 5
@@ -81,7 +81,7 @@ async def test_a_blocked_loop_is_a_warning_and_an_error_where_its_leases_are_lef
 
     leases = [Numbered(number) for number in range(AWAY)]
     standby = Standby(cast("Any", leases), connect, lease=0.3, limit=0.6)
-    watched, noticed = logging.getLogger("stepfleet.worker.leases.blocked_loop"), Left()
+    watched, noticed = logging.getLogger("stepfleet.worker.leases.renewal"), Left()
     watched.addFilter(noticed)
     standby.start()
     try:

@@ -14,8 +14,9 @@ from support.runs.seen_steps import a_claim
 
 from stepfleet.orchestrator import ToolCall
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
-from stepfleet.worker.leases.lease import BaseLease, CallLease, Lease, Leases
+from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.protocol.waiting import TakenCall
+from stepfleet.worker.leases.lease import Lease, Leases
 
 LONG = 60.0
 
@@ -31,11 +32,8 @@ class Answer:
 OURS = Answer()
 
 
-def name_of(lease: BaseLease) -> str:
-    if isinstance(lease, Lease):
-        return lease.claim.run_id
-    assert isinstance(lease, CallLease)
-    return lease.taken.hint.run_id
+def name_of(lease: Lease) -> str:
+    return lease.work.hint.run_id
 
 
 @dataclass
@@ -47,7 +45,7 @@ class HalfAway:
     begun: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
 
-    async def renew(self, lease: BaseLease) -> Any:
+    async def renew(self, lease: Lease) -> Any:
         name = name_of(lease)
         self.begun[name] += 1
         if name != "away":
@@ -65,7 +63,7 @@ class Hands:
     """Leases, with one on each half."""
 
     leases: Leases
-    away: BaseLease
+    away: Lease
     held: ExitStack
 
     async def round(self, redis: HalfAway) -> None:
@@ -76,18 +74,18 @@ class Hands:
 
 def taken(run_id: str) -> TakenCall:
     call = ToolCall(id="c", name="look", arguments={})
-    return TakenCall(ToolHint(run_id, 0, 0), "t", datetime.now(UTC), call, a_claim().config, 1)
+    return TakenCall(Work(run_id, 0, 0), "t", datetime.now(UTC), call, a_claim().config, 1)
 
 
 @pytest.fixture(params=["steps", "calls"])
 async def hands(request: pytest.FixtureRequest) -> AsyncIterator[Hands]:
     held, leases = ExitStack(), Leases(lambda: 0.0)
-    made: list[BaseLease] = []
+    made: list[Lease] = []
     for one in ("well", "away"):
         if request.param == "steps":
             made.append(held.enter_context(leases.hold(a_claim(run_id=one))))
         else:
-            made.append(held.enter_context(leases.hold_call(taken(one))))
+            made.append(held.enter_context(leases.hold(taken(one))))
     for lease in made:
         lease.settle()
     with held:
@@ -129,7 +127,7 @@ async def test_nothing_is_left_of_a_renewal_when_its_lease_is_over(hands: Hands)
 async def test_a_renewal_that_fails_is_tried_in_the_next_round(hands: Hands) -> None:
     tried = Counter[str]()
 
-    async def fails(lease: BaseLease) -> Any:
+    async def fails(lease: Lease) -> Any:
         tried[name_of(lease)] += 1
         raise OSError("gone")
 

@@ -10,7 +10,7 @@ from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason
-from stepfleet.worker.attempt.emptiness import no_answer
+from stepfleet.worker.attempt.made_calls import no_answer
 from stepfleet.worker.models.anthropic import MESSAGES
 from stepfleet.worker.models.bedrock.converse import CONVERSE
 from stepfleet.worker.models.event_lines import EventLines

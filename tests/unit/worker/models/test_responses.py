@@ -21,7 +21,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.responses import OutputFormat
-from stepfleet.worker.attempt.emptiness import no_answer
+from stepfleet.worker.attempt.made_calls import no_answer
 from stepfleet.worker.models.responses import (
     StreamedResponse,
     parse_response,

@@ -13,7 +13,7 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from stepfleet.orchestrator import AgentConfig, Message, ModelRequest, ModelSettings
-from stepfleet.orchestrator.cli.setup.model_check import check_calls
+from stepfleet.orchestrator.cli.model_check import check_calls
 from stepfleet.orchestrator.errors import ConfigurationError, ModelError
 from stepfleet.orchestrator.models.endpoint import ModelSetupError, endpoint_of
 from stepfleet.orchestrator.models.services import SERVICES

@@ -85,13 +85,13 @@ import asyncio, sys
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.worker.runtime.services import LoopServices
 from stepfleet.worker.telemetry.instrumentation import import_exporters, instrument
+from stepfleet.worker.toolbox.threads import ToolThreads
 
 settings = Settings(redis_url="redis://127.0.0.1:1/0")
 import_exporters(settings)
 around = instrument(settings, "w", {})
-toolbox = object()
 assert around.observers() == ()
-assert around.toolbox(toolbox) is toolbox
+assert type(around.toolbox(ToolThreads(1))).__name__ == "LocalToolbox"
 assert type(around.models()).__name__ == "Models"
 assert around.background(float, float, None) == []
 asyncio.run(around.aclose())

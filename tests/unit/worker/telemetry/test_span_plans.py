@@ -16,9 +16,9 @@ from support.runs.seen_steps import (
 )
 
 from stepfleet.orchestrator import ErrorType, LoggedStep, StopReason, ToolCall
-from stepfleet.orchestrator.protocol.claim import Journal, Refused
+from stepfleet.orchestrator.protocol.claim import Journal, Refused, Work
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import TakenCall, ToolHint
+from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.calls.answers import Decision
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
@@ -110,7 +110,7 @@ def test_a_step_that_waits_is_one_span_over_all_its_workers() -> None:
     waits = a_verdict(Move.WAIT, logged=False)
     (model,) = spans_of(an_attempt(waits, a_model_call()))
     taken = TakenCall(
-        ToolHint(RUN, 0, 0), "t", START, ToolCall(id="c1", name="add"), a_claim().config, 1
+        Work(RUN, 0, 0), "t", START, ToolCall(id="c1", name="add"), a_claim().config, 1
     )
     (tool,) = spans_of(ToolTaskObservation(taken, (a_tool_call(),), applied=True))
     journal = Journal(began=later(-60))

@@ -1,1 +1,0 @@
-"""`stepfleet bench`: what a fleet costs on this machine, measured with a simulated provider."""

@@ -1,0 +1,134 @@
+"""What a command is given: files of inputs, texts, changes of limits, times, confirmations."""
+
+import contextlib
+import hashlib
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.config import AgentConfig, named_overrides
+from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT, format_of, read_object
+from stepfleet.orchestrator.batches.files.openai_format import plain_config
+from stepfleet.orchestrator.batches.files.source import BatchInput
+from stepfleet.orchestrator.client.submission.inputs import BatchOptions
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.records import exact_json
+from stepfleet.orchestrator.records.text.validation import duration
+
+
+@contextlib.contextmanager
+def named_file(path: Path) -> Iterator[Path]:
+    """Give the path itself, or for `-` the path of a copy of standard input: it is read twice."""
+    if str(path) != "-":
+        yield path
+        return
+    with tempfile.NamedTemporaryFile(prefix="stepfleet-", suffix=".jsonl") as copy:
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+        yield Path(copy.name)
+
+
+def digest_of(source: BatchInput, form: BatchOptions = BatchOptions()) -> bytes:
+    """Return the content address of the lines and of the fields that they are read by."""
+    digest = hashlib.sha256()
+    for line in source:
+        digest.update((line.data or b"") + b"\n")
+    if any(fields := [form.get("input_field"), form.get("id_field")]):
+        digest.update(exact_json.dumps(fields))
+    if tenant := form.get("tenant"):
+        digest.update(f"tenant {tenant}".encode())
+    return digest.digest()
+
+
+def default_agent(agents: Mapping[str, Agent], named: str | None) -> str | None:
+    """Return the agent of lines that name none: `named`, or the only one.
+
+    Raises `ConfigurationError` where `named` does not exist. Pure.
+    """
+    if named is not None and named not in agents:
+        msg = f"--agent {named}: no such agent; --agents has {', '.join(sorted(agents))}"
+        raise ConfigurationError(msg)
+    if named is None and len(agents) == 1:
+        return next(iter(agents))
+    return named
+
+
+def configs_used(
+    source: Iterable[bytes | None], agents: Mapping[str, Agent], default: str | None
+) -> list[AgentConfig]:
+    """Return the configurations that the lines will run with, once each; bad lines have none."""
+    found: dict[str, AgentConfig] = {}
+    for raw in source:
+        try:
+            data = read_object(raw or b"")
+        except ConfigurationError:
+            continue
+        name = data.get("agent") or default
+        if not (isinstance(name, str) and name in agents):
+            name = default  # it is a field of a row, or unknown
+        if name is not None and name in agents:
+            found.setdefault(name, agents[name].config)
+        elif name is None and format_of(data) == "openai":
+            plain = plain_config()
+            found.setdefault(plain.name, plain)
+    return list(found.values())
+
+
+def overrides_of(raised: Sequence[str] | None, option: str = "--raise") -> dict[str, Any]:
+    """Return `max_steps=20` and the like as overrides; a value is JSON where it can be read so.
+
+    `option` is the option that they were given by. Raises `ConfigurationError` for one without
+    a name and a value. Pure.
+    """
+    overrides: dict[str, Any] = {}
+    for one in raised or ():
+        name, equals, value = one.partition("=")
+        if not equals or not name.strip() or not value.strip():
+            msg = f"{option} {one}: write FIELD=VALUE, as in {option} max_steps=20"
+            raise ConfigurationError(msg)
+        try:
+            overrides[name.strip()] = exact_json.loads(value)
+        except ValueError:
+            overrides[name.strip()] = value.strip()
+    return named_overrides(overrides)
+
+
+def standard_input() -> str:
+    """Return the text on standard input. Raises `ConfigurationError` where it is not UTF-8."""
+    # One byte above the limit is enough for a refusal.
+    raw = sys.stdin.buffer.read(INPUT_LIMIT + 1)
+    try:
+        return raw.decode().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        if len(raw) > INPUT_LIMIT:
+            return raw.decode(errors="replace")
+        msg = f"standard input is not UTF-8 (byte {error.start + 1}); convert it, as with iconv"
+        raise ConfigurationError(msg) from None
+
+
+def seconds_of(text: str, option: str) -> int:
+    """Return a time in seconds: `90`, `90s`, `15m`, `12h`, `2d`, `1w`.
+
+    Raises `ConfigurationError` for anything else.
+    """
+    found = duration(text)
+    if found is None:
+        raise ConfigurationError(f"{option} is {text!r}; write a time like 90s, 12h or 2d")
+    return found
+
+
+def confirm(question: str, otherwise: str, nothing: str) -> None:
+    """Ask on the terminal. Raises `ConfigurationError` for no terminal or any answer but yes.
+
+    `otherwise` is the way without a terminal, `nothing` what then was not done.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigurationError(f"no terminal to confirm on: {otherwise}")
+    sys.stderr.write(f"{question} [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+        raise ConfigurationError(f"nothing was {nothing}")

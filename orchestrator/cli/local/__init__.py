@@ -1,1 +1,0 @@
-"""Workers and servers on this machine: started, supervised, ended."""

@@ -1,1 +1,0 @@
-"""`stepfleet run`: one command from a file of inputs to a file of results."""

@@ -1,1 +1,0 @@
-"""What commands need before they begin: data folder, store, limits, facts of servers."""

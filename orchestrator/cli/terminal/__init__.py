@@ -1,1 +1,0 @@
-"""The terminal: output, formats, signals, progress, exit codes."""
