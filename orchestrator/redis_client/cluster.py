@@ -2,7 +2,7 @@
 
 Follows slots that move and masters that change. Where a part of the cluster fails, the calls of its
 slots wait while one call per slot probes it now and then; all other calls go on. Must not know what
-is called. `docs/decisions.md` says why this is not redis-py's own client.
+is called. `docs/internals/decisions.md` says why this is not redis-py's own client.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The matrix of docs/providers.md: each cell has a test that there is."""
+"""The matrix of docs/providers.md: docs/internals/providers.md names a test of each cell."""
 
 import ast
 from collections.abc import Iterator
@@ -7,13 +7,16 @@ from pathlib import Path
 from stepfleet.orchestrator.models.services import SERVICES
 
 HERE = Path(__file__).parent
-PAGE = (HERE.parents[1] / "docs" / "providers.md").read_text(encoding="utf-8")
+DOCS = HERE.parents[1] / "docs"
+PAGES = "".join(
+    (DOCS / one).read_text(encoding="utf-8") for one in ("providers.md", "internals/providers.md")
+)
 USUAL = "test_model_providers.py"
 
 
 def section(title: str) -> list[list[str]]:
     """Return the rows of the first table below a heading, its head first, without the rule."""
-    text = PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+    text = PAGES.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     lines = [line for line in text.splitlines() if line.startswith("|")]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
     return [rows[0], *rows[2:]]

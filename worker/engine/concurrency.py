@@ -6,7 +6,7 @@ waits while `most` steps are at work; steps that have begun finish first. Must n
 
 Steps that are at work together also pass from phase to phase together, by a turn of the loop at
 each boundary: the code of a phase then is in the processor's caches for all of them but the first
-(docs/performance.md has what that saves).
+(docs/internals/performance.md has what that saves).
 """
 
 import asyncio

@@ -112,7 +112,7 @@ def test_fragments_are_python_all_the_same(name: str) -> None:
             assert compile(block.text, f"{name}, line {block.line}", "exec").co_code
 
 
-def test_the_keys_of_a_store_at_work_are_those_that_the_architecture_lists(
+def test_the_keys_of_a_store_at_work_are_those_that_the_map_lists(
     tmp_path: Path, redis_url: str, model: ModelServer, start_worker: Callable[..., FleetWorker]
 ) -> None:
     """DOC-03: a batch of runs that call a tool and tell their text, looked at key by key."""
@@ -127,7 +127,7 @@ def test_the_keys_of_a_store_at_work_are_those_that_the_architecture_lists(
         assert [one.status for one in batch.results()] == ["completed"] * len(lines)
     with redis.Redis.from_url(redis_url, decode_responses=True) as client:
         found = {shape_of(key) for key in client.scan_iter("sf:*")}
-    told = re.findall(r"^\| (`sf:.+?) \| ", TEXTS["docs/architecture.md"], re.MULTILINE)
+    told = re.findall(r"^\| (`sf:.+?) \| ", TEXTS["docs/internals/map.md"], re.MULTILINE)
     listed = {shape_of(key) for cell in told for key in re.findall(r"`(sf:.+?)`", cell)}
     assert found - listed == set()
     assert {"sf:{}:run:*", "sf:{}:run:*:log", "sf:{}:batch:*", "sf:agents"} <= found

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs" / "observability.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "internals" / "performance.md").read_text(encoding="utf-8")
 STEPS = 10
 STRATEGIES = ("noop", "react", "chain_of_thought")
 AIMS = {"memory": 10.0} | {f"strategy {name}": 50.0 for name in STRATEGIES}

@@ -87,8 +87,13 @@ def samples_of(blocks: Sequence[Block]) -> Iterator[Sample]:
 
 
 def pages() -> dict[str, str]:
-    """Return every page for users by its path from the root, with its text."""
-    found = [ROOT / "README.md", *sorted(DOCS.glob("*.md")), *sorted(ROOT.glob("[!.]*/README.md"))]
+    """Return every page, except the recipes, by its path from the root, with its text."""
+    found = [
+        ROOT / "README.md",
+        *sorted(DOCS.glob("*.md")),
+        *sorted(DOCS.glob("internals/*.md")),
+        *sorted(ROOT.glob("[!.]*/README.md")),
+    ]
     return {str(one.relative_to(ROOT)): one.read_text(encoding="utf-8") for one in found}
 
 

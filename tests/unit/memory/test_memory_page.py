@@ -8,7 +8,9 @@ import pytest
 
 from stepfleet.orchestrator import MemoryPolicy, Message, ToolCall
 
-PAGE = (Path(__file__).parents[3] / "docs" / "memory.md").read_text(encoding="utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "memory.md").read_text(encoding="utf-8")
+CONFIGURATION = (DOCS / "configuration.md").read_text(encoding="utf-8")
 
 
 def test_the_samples_of_the_memory_page_run(capsys: pytest.CaptureFixture[str]) -> None:
@@ -26,7 +28,9 @@ def test_the_samples_of_the_memory_page_run(capsys: pytest.CaptureFixture[str]) 
     assert [len(one.text) for one in shortened] == [200, 500]
 
 
-def test_the_page_lists_every_field_of_a_policy() -> None:
+def test_every_field_of_a_policy_is_explained_and_listed() -> None:
     """MEM-03"""
-    listed = re.findall(r"^\| `(\w+)` \|", PAGE, flags=re.MULTILINE)
+    assert set(MemoryPolicy.model_fields) <= set(re.findall(r"`(\w+)`", PAGE))
+    fields = CONFIGURATION.partition("\n### memory\n")[2].partition("\n### ")[0]
+    listed = re.findall(r"^\| `(\w+)` \|", fields, flags=re.MULTILINE)
     assert listed == list(MemoryPolicy.model_fields)

@@ -62,13 +62,13 @@ def test_the_presets_of_error_policies_are_those_of_the_code() -> None:
 
 def test_the_moves_of_a_step_are_those_of_the_code() -> None:
     """DOC-03"""
-    told = {first_code(cells[0]) for cells in table(page("loop.md"), "move", "when")}
+    told = {first_code(cells[0]) for cells in table(page("internals/loop.md"), "move", "when")}
     assert told == {one.value for one in Move}
 
 
 def test_the_files_that_the_loop_names_are_there() -> None:
     """DOC-03"""
-    for cells in table(page("loop.md"), "moment", "what happens"):
+    for cells in table(page("internals/loop.md"), "moment", "what happens"):
         path = first_code(cells[2])
         assert any((ROOT / base / path).exists() for base in ("", "orchestrator")), path
 
@@ -102,9 +102,9 @@ def test_the_glossary_has_its_words_in_order() -> None:
 
 def test_the_decisions_and_the_traps_are_all_there() -> None:
     """DOC-07: a matrix row per disagreement, and each trap with requirements that exist."""
-    matrix = table(page("decisions.md"), "#", "subject")
+    matrix = table(page("internals/decisions.md"), "#", "subject")
     assert [cells[0] for cells in matrix] == [f"DIS-{number:02}" for number in range(1, 36)]
-    traps = table(page("decisions.md"), "trap", "what happens")
+    traps = table(page("internals/decisions.md"), "trap", "what happens")
     ids = {one.id for one in requirements()}
     assert len(traps) == 20
     for cells in traps:
@@ -115,12 +115,12 @@ def test_what_the_roadmap_calls_open_is_open_and_the_four_phases_are_there() -> 
     """DOC-06"""
     tested = named_in()
     held = {row.id for row in requirements() if row.id in tested and not row.why_open}
-    roadmap = page("decisions.md").partition("\n## Roadmap\n")[2]
+    roadmap = page("internals/decisions.md").partition("\n## Roadmap\n")[2]
     phases = table(roadmap, "phase", "item")
     assert {cells[0] for cells in phases} == {"1", "2", "3", "4"}
     assert all(cells[2].startswith(("done", "open", "measured")) for cells in phases)
     named = set(re.findall(r"\b[A-Z]{2,6}-\d\d\b", roadmap))
-    assert named & held == set(), "tests hold these now: say so in docs/decisions.md"
+    assert named & held == set(), "tests hold these now: say so in docs/internals/decisions.md"
     assert named <= {one.id for one in requirements()}
 
 

@@ -105,8 +105,21 @@ def test_anchors_in_links_are_headings(name: str) -> None:
 
 
 def test_the_index_lists_every_page() -> None:
-    listed = set(re.findall(r"\]\((\w+\.md)\)", page("README.md")))
-    assert listed == {one.name for one in DOCS.glob("*.md")} - {"README.md"}
+    listed = set(re.findall(r"\]\(((?:internals/)?\w+\.md)\)", page("README.md")))
+    there = [*DOCS.glob("*.md"), *DOCS.glob("internals/*.md")]
+    assert listed == {str(one.relative_to(DOCS)) for one in there} - {"README.md"}
+
+
+def test_the_pages_for_users_are_short() -> None:
+    """DOC-03: what proves, and what only the code's authors need, is in docs/internals."""
+    pages = [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("how-to/*.md")]
+    texts = {one: one.read_text(encoding="utf-8") for one in pages}
+    assert sum(len(text.split()) for text in texts.values()) <= 50_000
+    assert len(texts[ROOT / "README.md"].split()) <= 800
+    for name, text in texts.items():
+        for line in re.findall(r"^\|.*$", text, re.MULTILINE):
+            for cell in re.split(r"(?<!\\)\|", line):
+                assert len(cell.split()) <= 40, f"{name}: {cell}"
 
 
 # ------------------------------------------------------------------------------------- samples
@@ -198,7 +211,7 @@ def test_every_arrow_between_states_is_explained_and_every_state_is_there() -> N
     (drawn,) = (one.text for _, one in blocks("mermaid") if one.text.startswith("stateDiagram"))
     arrows = re.findall(r"(\S+) --> (\w+): (.+)", drawn)
     assert {target for _, target, _ in arrows} == {state.value for state in Lifecycle}
-    told = {cells[0] for cells in table(page("guarantees.md"), "arrow", "when")}
+    told = {cells[0] for cells in table(page("internals/guarantees.md"), "arrow", "when")}
     unexplained = {
         label for _, target, label in arrows if not {label, target, *label.split(", ")} & told
     }
@@ -212,7 +225,7 @@ def test_the_guarantees_name_tests_that_are_there() -> None:
     source = "\n".join(
         one.read_text(encoding="utf-8") for one in (ROOT / "tests").rglob("test_*.py")
     )
-    names = re.findall(r"`(test_\w+)`", page("guarantees.md"))
+    names = re.findall(r"`(test_\w+)`", page("internals/guarantees.md"))
     assert len(names) > 10
     modules = {one.stem for one in (ROOT / "tests").rglob("test_*.py")}
     assert {one for one in names if f"def {one}(" not in source and one not in modules} == set()
@@ -222,7 +235,7 @@ def test_the_architecture_has_every_room() -> None:
     """DOC-03"""
     told = {
         word
-        for cells in table(page("architecture.md"), "room", "holds")
+        for cells in table(page("internals/map.md"), "room", "holds")
         for word in re.findall(r"\b([a-z_]+)\b(?!\.)", cells[0])
     }
     bases = (ROOT / "orchestrator", ROOT / "worker")

@@ -11,12 +11,12 @@ from support.documents.requirements_table import (
     unknown,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "requirements.md"
+PAGE = Path(__file__).parents[3] / "docs" / "internals" / "requirements.md"
 
 
 def test_the_page_is_what_the_tests_say_now() -> None:
     assert PAGE.read_text(encoding="utf-8") == table(requirements()), (
-        "run: python tests/support/documents/requirements_table.py > docs/requirements.md"
+        "run: python tests/support/documents/requirements_table.py > docs/internals/requirements.md"
     )
 
 
