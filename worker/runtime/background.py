@@ -1,13 +1,13 @@
-"""What a worker runs beside its steps, never in their way: rescue, heartbeat, housekeeping."""
+"""What a worker does beside its steps, never in their way: heartbeat and housekeeping."""
 
 import asyncio
 import logging
 import os
 import random
+import socket
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import cache, partial
 from importlib import metadata
@@ -21,15 +21,11 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.upkeep import LOOK_SECONDS, BatchUpkeep
-from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA, fleet_figures, forget_workers
+from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA, forget_workers
 from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.engine.bridge import end_tasks
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
-from stepfleet.worker.runtime.connect import process_name
-from stepfleet.worker.runtime.crash_points import Visit
-from stepfleet.worker.runtime.rescuer import Rescuer, Settle
-from stepfleet.worker.telemetry.instrumentation import Instrumentation
 
 log = logging.getLogger(__name__)
 
@@ -52,93 +48,70 @@ MOST_FOLLOW_UPS = 4
 """Batches that a worker submits at once."""
 STARTED = time.monotonic()
 """When this process began to be a worker."""
-LONG_PER_SLOT = 10
-"""A queue with more messages per slot than this is long: they need not be published again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ends:
-    """What follows ends: `settle` sends what a run owes to others, `batch_ended` is set."""
+class Heartbeat:
+    """Reports that this worker lives, and what it holds."""
 
-    settle: Settle
-    batch_ended: asyncio.Event
+    def __init__(
+        self,
+        store: Store,
+        agents: Sequence[Agent],
+        app: Celery,
+        leases: Leases,
+        slots: Callable[[], int],
+    ) -> None:
+        self._store = store
+        self._agents = agents
+        self._app = app
+        self._leases = leases
+        self._slots = slots
 
+    async def watch(self) -> None:
+        """Report until cancelled; announce agents again after a failover."""
+        store, leases = self._store, self._leases
+        announced = store.connection.connects
+        every = store.settings.lease / RENEWALS_PER_LEASE
+        reported: object = None
+        at = float("-inf")
+        while True:
+            held = len(leases), leases.draining
+            if held != reported or time.monotonic() - at >= every:
+                reported, at = held, time.monotonic()
+                with suppress(AgentException, RedisError):
+                    await self.report()
+                    if announced != (connects := store.connection.connects):
+                        for agent in self._agents:
+                            await store.configs.restore(agent.config)
+                        announced = connects
+            await asyncio.sleep(min(every, CHANGE_SECONDS))
 
-def background_tasks(
-    opened: Store,
-    agents: Sequence[Agent],
-    leases: Leases,
-    app: Celery,
-    crash: Visit,
-    instrumentation: Instrumentation,
-    ends: Ends,
-) -> list[asyncio.Task[None]]:
-    """Start them; they run until they are cancelled."""
-    settings = opened.settings
-    slots = leases.slots() if leases.slots else settings.slots
-    rescuer = Rescuer(
-        opened.connection,
-        opened.keys,
-        opened.dispatch,
-        grace=settings.grace,
-        interval=settings.rescue_interval,
-        long_queue=min(settings.slots, LONG_PER_SLOT * slots),
-        jitter=random.random,
-    )
-    rescuer.settle = ends.settle
-    rescuer.calm = rescuer.clock.tolerance = settings.lease / RENEWALS_PER_LEASE
-    named = {
-        "stepfleet-rescuer": rescuer.watch(crash, instrumentation.rescued),
-        "stepfleet-heartbeat": heartbeat(opened, agents, leases, app),
-        "stepfleet-records": keep_records(opened),
-        "stepfleet-batches": keep_batches(opened, ends.batch_ended),
-        "stepfleet-schedules": keep_schedules(opened),
-    }
-    tasks = [asyncio.create_task(work, name=name) for name, work in named.items()]
-    held = (lambda: len(leases) - leases.calls, lambda: leases.calls)
-    watches = instrumentation.background(*held, partial(fleet_figures, opened))
-    return [*tasks, *(asyncio.create_task(one) for one in watches)]
-
-
-async def heartbeat(opened: Store, agents: Sequence[Agent], leases: Leases, app: Celery) -> None:
-    """Report that this worker lives, and what it holds; announce agents again after a failover."""
-    connection, announced = opened.connection, opened.connection.connects
-    every = opened.settings.lease / RENEWALS_PER_LEASE
-    reported: object = None
-    at = float("-inf")
-    while True:
-        held = len(leases), leases.draining
-        if held != reported or time.monotonic() - at >= every:
-            reported, at = held, time.monotonic()
-            with suppress(AgentException, RedisError):
-                await report(opened, agents, leases, app)
-                if announced != (connects := connection.connects):
-                    for agent in agents:
-                        await opened.configs.restore(agent.config)
-                    announced = connects
-        await asyncio.sleep(min(every, CHANGE_SECONDS))
+    async def report(self) -> None:
+        """Report once. Raises `StoreError`."""
+        store, agents, leases = self._store, self._agents, self._leases
+        now = await store.connection.now()
+        state = {
+            "schema": REPORT_SCHEMA,
+            "name": store.worker,
+            "held": len(leases),
+            "slots": self._slots(),
+            "agents": sorted(agent.name for agent in agents),
+            # Remote control may add queues later.
+            "queues": sorted(self._app.amqp.queues.consume_from),
+            "tool_queues": sorted({queue for agent in agents for queue in agent.queues}),
+            "stopping": leases.draining,
+            "version": own_version(),
+            "rss_bytes": memory_in_use(),
+            "started_at": (now - timedelta(seconds=time.monotonic() - STARTED)).isoformat(),
+            "seen": now.timestamp(),
+        }
+        shown = orjson.dumps(state).decode()
+        await store.connection.execute("HSET", store.keys.of(keys.WORKERS), process_name(), shown)
 
 
-async def report(opened: Store, agents: Sequence[Agent], leases: Leases, app: Celery) -> None:
-    """Report once. Raises `StoreError`."""
-    now = await opened.connection.now()
-    state = {
-        "schema": REPORT_SCHEMA,
-        "name": leases.worker,
-        "held": len(leases),
-        "slots": leases.slots() if leases.slots else 0,
-        "agents": sorted(agent.name for agent in agents),
-        # Remote control may add queues later.
-        "queues": sorted(app.amqp.queues.consume_from),
-        "tool_queues": sorted({queue for agent in agents for queue in agent.queues}),
-        "stopping": leases.draining,
-        "version": own_version(),
-        "rss_bytes": memory_in_use(),
-        "started_at": (now - timedelta(seconds=time.monotonic() - STARTED)).isoformat(),
-        "seen": now.timestamp(),
-    }
-    shown = orjson.dumps(state).decode()
-    await opened.connection.execute("HSET", opened.keys.of(keys.WORKERS), process_name(), shown)
+def process_name() -> str:
+    """Return the name of this process among all of the fleet: host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
 
 
 @cache
