@@ -26,7 +26,7 @@ from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.runtime.isolation.processes import BEGAN, DONE, READY
+from stepfleet.worker.runtime.isolation import BEGAN, DONE, READY
 from stepfleet.worker.runtime.worker import Worker
 
 AGENTS = "STEPFLEET_AGENTS"

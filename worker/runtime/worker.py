@@ -41,6 +41,7 @@ from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.spending import price_by
 from stepfleet.worker.runtime.admission.ticker import Ticker
+from stepfleet.worker.runtime.attending import ChildRuns, asked_people
 from stepfleet.worker.runtime.background import (
     Heartbeat,
     keep_batches,
@@ -50,11 +51,8 @@ from stepfleet.worker.runtime.background import (
 )
 from stepfleet.worker.runtime.circuits import CircuitBreaker
 from stepfleet.worker.runtime.crash_points import Visit, unharmed
-from stepfleet.worker.runtime.isolation.isolation import Isolation
-from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
+from stepfleet.worker.runtime.isolation import IsolatedProcesses, Isolation
 from stepfleet.worker.runtime.rescuer import Rescuer, StoreClock
-from stepfleet.worker.runtime.waiting.attending import asked_people
-from stepfleet.worker.runtime.waiting.child_runs import ChildRuns
 from stepfleet.worker.step import Report, run_work
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import Instrumentation, instrument
