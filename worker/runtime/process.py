@@ -23,11 +23,10 @@ from stepfleet.worker.agents.local import check_sources
 from stepfleet.worker.engine.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.engine.time_limits import TimeLimits
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.runtime.background import process_name
 from stepfleet.worker.runtime.child_deaths import child_name
 from stepfleet.worker.runtime.crash_points import crash_points
 from stepfleet.worker.runtime.shutdown import Notice, Stopping
-from stepfleet.worker.runtime.worker import LAST_SECONDS, Worker
+from stepfleet.worker.runtime.worker import LAST_SECONDS, Worker, process_name
 from stepfleet.worker.step import Report
 from stepfleet.worker.telemetry.instrumentation import (
     Instrumentation,
@@ -84,7 +83,6 @@ class Opening:
     async def aclose(self) -> None:
         """Close the worker; one that is being opened is not waited for."""
         self._has_ended = True
-        self.be_patient(min(self._patience, LAST_SECONDS))
         if self._opening:
             await end_tasks([self._opening])
         await self._stack.aclose()

@@ -2,15 +2,24 @@
 
 import asyncio
 import logging
+import os
 import random
 import secrets
+import socket
 import threading
+import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from functools import partial
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache, partial
+from importlib import metadata
+from pathlib import Path
 from typing import Any, Self
 
+import orjson
 from celery import Celery
+from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.agents.agent import Agent, with_sub_agents
 from stepfleet.orchestrator.agents.config import AgentConfig
@@ -24,7 +33,7 @@ from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.fleet.overview import fleet_figures, forget_workers
+from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA, fleet_figures, forget_workers
 from stepfleet.orchestrator.store.fleet.servers import server_info, warnings
 from stepfleet.orchestrator.store.store import Store, open_store
 from stepfleet.worker.agents.local import LocalAgents, sources_of
@@ -42,13 +51,7 @@ from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.spending import price_by
 from stepfleet.worker.runtime.admission.ticker import Ticker
 from stepfleet.worker.runtime.attending import ChildRuns, asked_people
-from stepfleet.worker.runtime.background import (
-    Heartbeat,
-    keep_batches,
-    keep_records,
-    keep_schedules,
-    process_name,
-)
+from stepfleet.worker.runtime.background import keep_batches, keep_records, keep_schedules
 from stepfleet.worker.runtime.circuits import CircuitBreaker
 from stepfleet.worker.runtime.crash_points import Visit, unharmed
 from stepfleet.worker.runtime.isolation import IsolatedProcesses, Isolation
@@ -64,10 +67,15 @@ log = logging.getLogger(__name__)
 SETTLE_SECONDS = 5.0
 LAST_SECONDS = 1.0
 """How long a stopping worker repeats calls to a Redis that is away: the bound is for its end."""
+CHANGE_SECONDS = 1.0
+"""A worker that holds more or less than it has reported reports that so soon."""
+STARTED = time.monotonic()
+"""When this process began to be a worker."""
 LONG_PER_SLOT = 10
 """A queue with more messages per slot than this is long: they need not be published again."""
 
 
+@dataclass(eq=False)
 class Worker:
     """Does the steps of one event loop: `async with Worker.open(settings, agents, app, leases)`.
 
@@ -75,42 +83,34 @@ class Worker:
     the steps; `listening` makes the calls of subscribers.
     """
 
-    def __init__(  # noqa: PLR0913 - as `open`
-        self,
-        store: Store,
-        agents: Sequence[Agent],
-        app: Celery,
-        leases: Leases,
-        telemetry: Instrumentation,
-        *,
-        slots: Callable[[], int],
-        isolates: bool,
-        consumes: bool,
-        threads: ToolThreads | None,
-    ) -> None:
-        settings = store.settings
-        self.store = store
-        self._agents = agents
-        self._leases = leases
-        self._telemetry = telemetry
-        self._slots = slots
-        self._consumes = consumes
+    store: Store
+    agents: Sequence[Agent]
+    app: Celery
+    leases: Leases
+    telemetry: Instrumentation
+    slots: Callable[[], int]
+    isolates: bool
+    consumes: bool
+    threads: ToolThreads | None
+
+    def __post_init__(self) -> None:
+        """Make what the steps need; nothing is sent yet."""
+        store, agents, leases, settings = self.store, self.agents, self.leases, self.store.settings
         self._batch_ended = asyncio.Event()
         self._children = ChildRuns(store)
         self._linked = self._children.linked
-        self._renewal = Renewal.over(store, leases, app if consumes else None)
-        self.heartbeat = Heartbeat(store, agents, app, leases, slots)
+        self._renewal = Renewal.over(store, leases, self.app if self.consumes else None)
         self.gate = Gate(store, f"{process_name()}:{id(self):x}")
         self.ticker = Ticker(store, self.gate, leases)
-        self.models = telemetry.models(self.gate)
+        self.models = self.telemetry.models(self.gate)
         self.sources = sources_of(agents)
         self.listening = SubscriberQueue()
         self._chunks = ChunkSender(store.chunks, store.connection.now)
         self.isolation: Isolation | None = None
         self._circuits: CircuitBreaker | None = None
-        if consumes:
+        if self.consumes:
             processes = None
-            if isolates:
+            if self.isolates:
                 processes = IsolatedProcesses(draining=lambda: leases.draining)
             limits, renew = (settings.poison_limit, settings.grace), self._renewal.once
             self.isolation = Isolation(*limits, renew, store.marks, processes)
@@ -118,8 +118,8 @@ class Worker:
                 self._circuits = CircuitBreaker(store.circuits, settings.circuit_after)
         cost, store.steps.has_price = _prices([one.config for one in agents])
         self._cache = ResponseCache(store.cache, cost)
-        toolbox = telemetry.toolbox(threads or ToolThreads(settings.tool_threads))
-        self.ports = self._compose(cost, toolbox)
+        threads = self.threads or ToolThreads(settings.tool_threads)
+        self.ports = self._compose(cost, self.telemetry.toolbox(threads))
 
     @classmethod
     @asynccontextmanager
@@ -163,13 +163,8 @@ class Worker:
                 sinks = await deliveries(store, process_name(), random.random) if consumes else []
                 for sink in sinks:
                     closing(sink.aclose)
-                worker = cls(
-                    *(store, agents, app, leases, telemetry),
-                    slots=slots or (lambda: settings.slots),
-                    isolates=isolates,
-                    consumes=consumes,
-                    threads=threads,
-                )
+                slots, given = slots or (lambda: settings.slots), (isolates, consumes, threads)
+                worker = cls(store, agents, app, leases, telemetry, slots, *given)
                 if worker.sources:
                     closing(worker.sources.aclose)
                 closing(worker.models.aclose)
@@ -182,7 +177,7 @@ class Worker:
                 closing(end_tasks, tasks)
                 await worker.ticker.prepare()
                 if consumes:
-                    await worker.heartbeat.report()
+                    await worker.report()
                 for watch, called in worker.watches(sinks):
                     tasks.append(asyncio.create_task(watch, name=called))
                 yield worker
@@ -193,9 +188,9 @@ class Worker:
         """Do the step, paced among the others of this loop, or make the tool call."""
         ports = ports or self.ports
         if work.index is not None:
-            return await run_work(work, ports, self._leases)
+            return await run_work(work, ports, self.leases)
         with ports.pacing:
-            report = await run_work(work, ports, self._leases)
+            report = await run_work(work, ports, self.leases)
         if report.owes:
             waits = report.refusal is not None and report.refusal.why is Refused.EARLY
             linked = self._linked.dependents.attend if waits else self._linked.settle
@@ -218,8 +213,49 @@ class Worker:
         beside = (self.listening, self._chunks, self._cache)
         await asyncio.gather(*(one.settle(SETTLE_SECONDS) for one in beside))
 
+    async def report(self) -> None:
+        """Report that this worker lives, and what it holds. Raises `StoreError`."""
+        store, agents, leases = self.store, self.agents, self.leases
+        now = await store.connection.now()
+        state = {
+            "schema": REPORT_SCHEMA,
+            "name": store.worker,
+            "held": len(leases),
+            "slots": self.slots(),
+            "agents": sorted(agent.name for agent in agents),
+            # Remote control may add queues later.
+            "queues": sorted(self.app.amqp.queues.consume_from),
+            "tool_queues": sorted({queue for agent in agents for queue in agent.queues}),
+            "stopping": leases.draining,
+            "version": own_version(),
+            "rss_bytes": memory_in_use(),
+            "started_at": (now - timedelta(seconds=time.monotonic() - STARTED)).isoformat(),
+            "seen": now.timestamp(),
+        }
+        shown = orjson.dumps(state).decode()
+        await store.connection.execute("HSET", store.keys.of(keys.WORKERS), process_name(), shown)
+
+    async def _keep_reported(self) -> None:
+        """Report until cancelled; announce agents again after a failover."""
+        store, leases = self.store, self.leases
+        announced = store.connection.connects
+        every = store.settings.lease / RENEWALS_PER_LEASE
+        reported: object = None
+        at = float("-inf")
+        while True:
+            held = len(leases), leases.draining
+            if held != reported or time.monotonic() - at >= every:
+                reported, at = held, time.monotonic()
+                with suppress(AgentException, RedisError):
+                    await self.report()
+                    if announced != (connects := store.connection.connects):
+                        for agent in self.agents:
+                            await store.configs.restore(agent.config)
+                        announced = connects
+            await asyncio.sleep(min(every, CHANGE_SECONDS))
+
     def _compose(self, cost: Cost, toolbox: LocalToolbox) -> Ports:
-        store, settings, agents = self.store, self.store.settings, self._agents
+        store, settings, agents = self.store, self.store.settings, self.agents
         streaming = Streaming(self._chunks, self.listening)
         subscribers = {one.name: one.subscribers for one in agents if one.subscribers}
         listener = (SubscriberObserver(subscribers, self.listening),) if subscribers else ()
@@ -241,7 +277,7 @@ class Worker:
             patience=settings.grace,
             tokens=TokenCounters().of,
             isolation=self.isolation.takes if self.isolation else None,
-            observers=(*listener, *logger, *self._telemetry.observers()),
+            observers=(*listener, *logger, *self.telemetry.observers()),
             hold=self._hold if settings.hold_after else None,
             circuits=self._circuits,
             outage_patience=settings.outage_patience,
@@ -256,7 +292,7 @@ class Worker:
 
     async def _successor(self, name: str) -> AgentConfig:
         """Return an agent that goes on with a run: this worker's own, or one announced."""
-        own = (one.config for one in self._agents if one.name == name)
+        own = (one.config for one in self.agents if one.name == name)
         config = next(own, None) or await self.store.configs.named(name)
         await self.store.configs.save(config)
         return config
@@ -270,13 +306,13 @@ class Worker:
         self, sinks: Iterable[EventDelivery]
     ) -> Iterator[tuple[Coroutine[Any, Any, None], str | None]]:
         """Return what runs beside the steps until it is cancelled, each with a name."""
-        store, telemetry, leases = self.store, self._telemetry, self._leases
+        store, telemetry, leases = self.store, self.telemetry, self.leases
         yield self._renewal.watch(), "stepfleet-leases"
         yield self.ticker.watch(), "stepfleet-limits"
-        if self._consumes:
+        if self.consumes:
             rescuer = self._rescuer()
             yield rescuer.watch(store.crash, telemetry.rescued), "stepfleet-rescuer"
-            yield self.heartbeat.watch(), "stepfleet-heartbeat"
+            yield self._keep_reported(), "stepfleet-heartbeat"
             yield keep_records(store), "stepfleet-records"
             yield keep_batches(store, self._batch_ended), "stepfleet-batches"
             yield keep_schedules(store), "stepfleet-schedules"
@@ -295,12 +331,34 @@ class Worker:
             *(store.connection, store.keys, store.dispatch),
             grace=settings.grace,
             interval=settings.rescue_interval,
-            long_queue=min(settings.slots, LONG_PER_SLOT * self._slots()),
+            long_queue=min(settings.slots, LONG_PER_SLOT * self.slots()),
             jitter=random.random,
             calm=calm,
             clock=StoreClock(calm),
             settle=self._linked.settle,
         )
+
+
+def process_name() -> str:
+    """Return the name of this process among all of the fleet: host and process id."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+@cache
+def own_version() -> str:
+    """Return the version of stepfleet here; empty where it is not installed as a package."""
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.version("stepfleet")
+    return ""
+
+
+def memory_in_use() -> int | None:
+    """Return the bytes of memory that this process uses; None where the system does not tell."""
+    try:
+        pages = Path("/proc/self/statm").read_text("ascii").split()[1]
+    except OSError:
+        return None
+    return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 async def _announce(store: Store, agents: Iterable[Agent]) -> None:
