@@ -103,6 +103,29 @@ async def test_an_opening_that_fails_leaves_neither_watches_nor_connections(
         await until(is_alone, what="the end of its connections")
 
 
+async def test_a_part_that_fails_to_close_leaves_the_others_closed(
+    own_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = own_redis()
+
+    async def fail(_: SubscriberQueue) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(SubscriberQueue, "aclose", fail)
+    mine = made(server.url)
+    await mine.worker()
+    with pytest.raises(RuntimeError, match="broken"):
+        await mine.aclose()
+    assert watches() == []
+    with redis.Redis.from_url(server.url) as client:
+
+        async def is_alone() -> bool:
+            return len(client.client_list()) == 1
+
+        await until(is_alone, what="the end of its connections")
+        assert client.hlen(keys.WORKERS) == 0
+
+
 async def test_what_ran_already_ends_with_an_opening_that_fails_last(
     redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
