@@ -48,7 +48,7 @@ from stepfleet.orchestrator.cli.terminal import notice, screen
 from stepfleet.orchestrator.cli.watchdog import raise_open_files_limit
 from stepfleet.orchestrator.cli.workers import FleetPlan, Simulated, simulation, supervisor_of
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.fleet.redis_facts import infos, query
+from stepfleet.orchestrator.store.fleet.servers import infos, query
 
 AGENTS = str(HERE / "bench_agent.py")
 RULES = f"{AGENTS}:rules"

@@ -24,8 +24,7 @@ from reports import Column, Report, begin, finish, parser, show, values
 from stepfleet import Agent, LLMResponse, Message, ModelRequest
 from stepfleet.orchestrator.models.pricing import current_prices
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.agents import response_cache
 from stepfleet.worker.agents.local import LocalAgent
 from stepfleet.worker.agents.response_cache import ResponseCache
@@ -49,13 +48,11 @@ def arguments() -> argparse.Namespace:
 async def calls(running: Running, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Measure calls and hits, one at a time; return a row of each kind."""
     environment = {"OPENAI_BASE_URL": running.model.url, "OPENAI_API_KEY": "none"}
-    opened = await open_store(load_settings(redis_url=running.url))
+    opened = await open_store(load_settings(redis_url=running.url, cache_bytes=ROOM))
     models = Models(environment=environment)
     # A slow read belongs into the figures: given up, it would end the measurement as a call.
     response_cache.READ_SECONDS = response_cache.KEEP_SECONDS = SETTLE_SECONDS
-    cache = ResponseCache(
-        CacheEntries(opened.connection, ROOM), current_prices().cost_of, environment
-    )
+    cache = ResponseCache(opened.cache, current_prices().cost_of, environment)
     agent = LocalAgent(KEPT, KEPT.tools, models, cache=cache)
     stamp = time.time_ns()
 

@@ -14,11 +14,12 @@ from stepfleet import Message
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.batches.batches import batch_id_of, run_id_of
-from stepfleet.orchestrator.store.dispatch import Dispatch
+from stepfleet.orchestrator.store.configs import Configs
+from stepfleet.orchestrator.store.dispatch import Dispatch, client_app
 from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.lua import source
-from stepfleet.orchestrator.store.opening.opening import client_app
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.store import Store
 
 
 class Kept:
@@ -43,7 +44,8 @@ def create_calls(inputs: list[dict[str, str]], redis_url: str) -> list[bytes]:
     kept = Kept()
     connection = cast("Connection", kept)
     dispatch = Dispatch(client_app(settings), kept, settings.queue, in_script=True)
-    submission = Submission(connection, Keys(settings.shards), dispatch, grace=settings.grace)
+    keys = Keys(settings.shards)
+    submission = Store(settings, connection, keys, Configs(connection), dispatch).submission
     batch_id = batch_id_of(inputs[0]["id"])
 
     async def create() -> None:

@@ -1,4 +1,4 @@
-"""Makes a dictionary for `orchestrator/store/records/compression.py` from the records of real runs.
+"""Makes a dictionary for `orchestrator/store/compression.py` from the records of real runs.
 
 python benchmarks/dictionary.py --out records-b.zdict
 
@@ -18,7 +18,7 @@ from loads import Setup, environment, lines, servers
 from processes import until, workers
 
 from stepfleet import Agent, ErrorPolicy, Fleet, MemoryPolicy, tool
-from stepfleet.orchestrator.store.records.compression import LEVEL, unpacked
+from stepfleet.orchestrator.store.compression import LEVEL, unpacked
 
 SIZE = 16_384
 LENGTHS = (1, 2, 5, 9)

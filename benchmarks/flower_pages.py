@@ -31,6 +31,7 @@ from processes import redis_server, until
 from reports import Column, Report, begin, finish, parser, show
 
 from stepfleet import Agent, AsyncFleet, Message
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.runs.submission import NewRun
 
@@ -57,8 +58,8 @@ async def fill(url: str, count: int) -> str:
     agent = Agent("clerk", model="openai:none")
     async with AsyncFleet(url) as fleet:
         batch = await fleet.submit_batch([{"id": "0", "input": "x"}], agent=agent)
-        client = await fleet._session.open()  # noqa: SLF001 - the store, for a million lines less
-        execute, keys = client.store.connection.execute_all, client.store.keys
+        store = await store_of(fleet)
+        execute, keys = store.connection.execute_all, store.keys
         for first in range(1, count, AT_ONCE):
             rows = range(first, min(first + AT_ONCE, count))
             runs = [
@@ -74,7 +75,7 @@ async def fill(url: str, count: int) -> str:
                 )
                 for row in rows
             ]
-            await client.submission.create_all(runs)
+            await store.submission.create_all(runs)
             commands: list[tuple[Any, ...]] = []
             for row, run in zip(rows, runs, strict=True):
                 reason = "error" if row % ONE_IN == 1 else "completed"

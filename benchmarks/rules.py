@@ -3,7 +3,8 @@
 The first message says how many turns: `5 turns, run 17`; `at length` makes the answer long.
 """
 
-from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 
 _DONE = Reply("done")
 _LONG = Reply("A sentence of some sixty characters, as a model would write it. " * 6)

@@ -20,9 +20,9 @@ from redis.asyncio import Redis
 from reports import Column, Report, begin, finish, parser, show
 
 from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.events.feeds import JOINED_AT_ONCE
+from stepfleet.orchestrator.store.feeds import JOINED_AT_ONCE
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.runs.import_run import pages
+from stepfleet.orchestrator.store.runs.submission import pages
 from stepfleet.worker.runtime.rescuer import MOST_PER_SHARD
 
 RUN, DUE, QUEUE = "sf:{s00}:run:r", "sf:{s00}:due", "queue"

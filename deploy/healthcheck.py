@@ -5,7 +5,7 @@ import sys
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.opening.opening import client_app
+from stepfleet.orchestrator.store.store import client_app
 
 _WAIT_SECONDS = 5.0
 

@@ -20,8 +20,8 @@ from stepfleet.orchestrator.records.text.redaction import keep_secret
 from stepfleet.orchestrator.settings.own_app import AGENTS as APP_AGENTS
 from stepfleet.orchestrator.settings.own_app import app_settings, check_addresses
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings, load_settings
+from stepfleet.orchestrator.store.dispatch import celery_app
 from stepfleet.orchestrator.store.keys import QUARANTINE
-from stepfleet.orchestrator.store.opening.opening import celery_app
 from stepfleet.worker.engine.bridge import end_home, explain_ends
 from stepfleet.worker.engine.messages import Gate
 from stepfleet.worker.engine.other_tasks import dead_letter_receiver, give_threads, limit_tasks

@@ -7,7 +7,8 @@ calculation at a time (two at once where they are independent), and goes on with
 import re
 from collections.abc import Generator
 
-from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 
 # What is yielded is to be calculated; what comes back are the values, in that order.
 Work = Generator[tuple[str, ...], tuple[int, ...], int]

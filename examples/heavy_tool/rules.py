@@ -2,7 +2,8 @@
 
 import re
 
-from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 
 
 def rules(request: RequestRecord) -> Reply:

@@ -9,7 +9,7 @@ from agents import editor, reader
 from rules import rules
 
 from stepfleet import Fleet
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing.server import ModelServer
 
 WORDS = ("a lovely lamp", "broke at once", "works as told", "too dark", "bright enough")
 REVIEWS = [{"id": f"r{n}", "input": f"Lamp {n}: {WORDS[n % len(WORDS)]}"} for n in range(1, 121)]

@@ -2,7 +2,8 @@
 
 import re
 
-from stepfleet.worker.testing import Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply
 
 GOOD = ("lovely", "works", "bright")
 

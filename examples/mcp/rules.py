@@ -3,7 +3,8 @@
 import json
 import re
 
-from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 
 _WHERE = re.compile(r"Where do I find (.+)\?")
 _OLDEST = re.compile(r"Which is the oldest book of (.+)\?")

@@ -8,7 +8,8 @@ import json
 import re
 from collections.abc import Callable, Generator
 
-from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 
 Call = tuple[str, dict[str, object]]
 Plan = Generator[tuple[Call, ...], tuple[str, ...], str]

@@ -13,7 +13,7 @@ from stepfleet import AsyncFleet
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing.server import ModelServer
 
 TURNS = ("Add milk, bread and tea.", "Drop tea.", "Add coffee.")
 

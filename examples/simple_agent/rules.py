@@ -1,6 +1,7 @@
 """A simulated model that does what the agent's instructions say."""
 
-from stepfleet.worker.testing import Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply
 
 
 def rules(request: RequestRecord) -> Reply:

@@ -2,7 +2,8 @@
 
 import re
 
-from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 
 _ORDER = re.compile(r"(\w+) (\w+?)s?, please\.")
 _NUMBERS = {"one": 1, "two": 2, "three": 3, "twelve": 12}

@@ -1,6 +1,7 @@
 """A simulated model that plays all agents of the team."""
 
-from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 
 FACTS = {"herring": "Herring swim in schools of millions.", "bridges": "Bridges move in the wind."}
 

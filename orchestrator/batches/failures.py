@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.run.facts import FailedRun, explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import NOT_COMPLETED, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.runs.failed import FailedRuns
+from stepfleet.orchestrator.store.runs.reading import RunReader
 
 ROWS = 2_000
 """Rows whose statuses, and failures, are read at once."""
@@ -125,7 +125,7 @@ class FailureCount:
 async def failed_in(
     manifest: Manifest,
     batches: Batches,
-    failed: FailedRuns,
+    runs: RunReader,
     on_rows: Callable[[int], None],
     wanted: Collection[Lifecycle] = NOT_COMPLETED,
 ) -> AsyncGenerator[list[FailedRun]]:
@@ -137,7 +137,7 @@ async def failed_in(
         pairs = zip(run_ids, statuses, strict=True)
         ended = [run_id for run_id, status in pairs if status in wanted]
         if ended:
-            yield await failed.read(ended)
+            yield await runs.failed(ended)
         on_rows(last)
 
 

@@ -32,13 +32,12 @@ from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.schedule import Schedule
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.records.text.validation import duration
-from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex, follow_up_id
-from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.records.codec import MESSAGES, Fields
-from stepfleet.orchestrator.store.records.compression import unpacked
-from stepfleet.orchestrator.store.runs.reading import EndedRuns
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.batches.upkeep import follow_up_id
+from stepfleet.orchestrator.store.codec import MESSAGES, Fields
+from stepfleet.orchestrator.store.compression import unpacked
+from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.store import Store
 
 MOST_MADE_UP = 100
 """Ticks that are made up at the most."""
@@ -226,7 +225,7 @@ _FIELDS = ("status", "slim", "line", "tenant")
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class CompletedRun:
     """A run of the batch before that has completed."""
 
     before: Before
@@ -238,18 +237,14 @@ class _TurnLostError(Exception):
     """This worker was silent for so long that another one may submit the batch."""
 
 
-class Following:
+class FollowUpSubmission:
     """Looks after batches that follow others."""
 
-    def __init__(self, store: OpenStore, batches: Batches, index: FollowUpIndex) -> None:
-        settings, given = store.settings, (store.connection, store.keys)
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._batches = batches
-        self._index = index
-        self._ended = EndedRuns(*given)
-        self._submission = Submission(
-            *given, store.dispatch, grace=settings.grace, most=settings.max_active_runs
-        )
+        self._batches = store.batches
+        self._index = store.follow_ups
+        self._submission = store.submission
 
     async def look(self, batch_id: str) -> None:
         """Submit a batch if the one before it has ended; twice does no harm.
@@ -388,11 +383,11 @@ class Following:
 
     async def _read(
         self, plan: FollowUp, source: Manifest, first: int, page: int
-    ) -> tuple[Ended, ...]:
+    ) -> tuple[CompletedRun, ...]:
         """Return the completed ones of a page of rows."""
         rows = range(first, min(first + page, source.rows))
         run_ids = [run_id_of(source.batch_id, row) for row in rows]
-        headers = await self._ended.headers(run_ids, _FIELDS)
+        headers = await self._store.runs.headers(run_ids, _FIELDS)
         found = [
             (run_id, header)
             for run_id, header in zip(run_ids, headers, strict=True)
@@ -407,10 +402,10 @@ class Following:
         return tuple(replace(one, given=_last_text(text)) for one, text in pairs)
 
 
-def _ended(run_id: str, header: Fields) -> Ended:
+def _ended(run_id: str, header: Fields) -> CompletedRun:
     state = AgentState.from_json(unpacked(header["slim"]))
     text = answer_text(state.last_output, state.answer.structured if state.answer else None)
-    return Ended(Before(header.get("line") or run_id, text), header.get("tenant"))
+    return CompletedRun(Before(header.get("line") or run_id, text), header.get("tenant"))
 
 
 def _last_text(stored: str | None) -> str:
@@ -420,7 +415,10 @@ def _last_text(stored: str | None) -> str:
 
 
 def _drafts(
-    target: Manifest, plan: FollowUp, config: AgentConfig, found: dict[int, tuple[Ended, ...]]
+    target: Manifest,
+    plan: FollowUp,
+    config: AgentConfig,
+    found: dict[int, tuple[CompletedRun, ...]],
 ) -> list[NewRun]:
     """Return the runs of rows that have results."""
     changed = config.with_overrides(plan.overrides)
@@ -436,7 +434,7 @@ def _run(
     plan: FollowUp,
     config: AgentConfig,
     row: int,
-    ended: Sequence[Ended],
+    ended: Sequence[CompletedRun],
     digest: str,
 ) -> NewRun:
     first, before = ended[0], [one.before for one in ended]

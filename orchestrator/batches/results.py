@@ -15,7 +15,7 @@ from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import NOT_COMPLETED, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.runs.reading import Runs
+from stepfleet.orchestrator.store.runs.reading import RunReader
 from stepfleet.orchestrator.tools.schemas.handles import handle_of
 
 
@@ -100,7 +100,7 @@ class BatchResults:
         self,
         manifest: Manifest,
         batches: Batches,
-        runs: Runs,
+        runs: RunReader,
         tick: Tick,
         known: Mapping[str, datetime | None] | None = None,
     ) -> None:

@@ -29,11 +29,9 @@ from stepfleet.orchestrator.limits.limit import BATCH, NORMAL, own_limit
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, ScheduleView
 from stepfleet.orchestrator.records.text.validation import explain_invalid
-from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
-from stepfleet.orchestrator.store.batches.batches import Batches, id_of_keyed_batch
-from stepfleet.orchestrator.store.batches.schedules import TURN_MS, Schedules
-from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.runs.submission import Submission
+from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch
+from stepfleet.orchestrator.store.batches.schedules import TURN_MS
+from stepfleet.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -52,17 +50,11 @@ def key_of(name: str, when: str) -> str:
 class Scheduling:
     """Looks after schedules."""
 
-    def __init__(self, store: OpenStore) -> None:
-        settings, given = store.settings, (store.connection, store.keys)
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._schedules = Schedules(*given)
-        self._batches = Batches(*given, retention=settings.retention)
-        self._submission = BatchSubmission(
-            self._batches,
-            store.configs,
-            Submission(*given, store.dispatch, grace=settings.grace, most=settings.max_active_runs),
-            LimitSettings(*given),
-        )
+        self._schedules = store.schedules
+        self._batches = store.batches
+        self._submission = BatchSubmission(store)
 
     async def look(self, name: str) -> None:
         """Submit what is due of a schedule; twice does no harm.

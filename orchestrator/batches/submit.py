@@ -38,7 +38,6 @@ from stepfleet.orchestrator.limits.limit import NORMAL, Limit
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.records.calls.answers import After
-from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
 from stepfleet.orchestrator.store.batches.batches import (
     Batches,
     batch_id_of,
@@ -46,9 +45,9 @@ from stepfleet.orchestrator.store.batches.batches import (
     limit_name,
     run_id_of,
 )
-from stepfleet.orchestrator.store.configs import Configs
-from stepfleet.orchestrator.store.records.codec import MESSAGES
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.codec import MESSAGES
+from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.store import Store
 
 READ_AT_ONCE = 50
 """Inputs in memory: each may have 1 MiB."""
@@ -195,13 +194,11 @@ class Submitted:
 class BatchSubmission:
     """Submits batches to one store."""
 
-    def __init__(
-        self, batches: Batches, configs: Configs, submission: Submission, limits: LimitSettings
-    ) -> None:
-        self._batches = batches
-        self._limits = limits
-        self._configs = configs
-        self._submission = submission
+    def __init__(self, store: Store) -> None:
+        self._batches = store.batches
+        self._limits = store.limits
+        self._configs = store.configs
+        self._submission = store.submission
 
     async def submit(
         self, order: BatchOrder, accept: Callable[[Sequence[AgentConfig]], Awaitable[None]]

@@ -27,8 +27,8 @@ from stepfleet.orchestrator.cli.notes import Note, RunNotes, new_key
 from stepfleet.orchestrator.cli.options import COMPLETED, INTERRUPTED, SOME_FAILED, data_option
 from stepfleet.orchestrator.cli.terminal import notice, print_json, shown
 from stepfleet.orchestrator.cli.workers import FleetPlan
+from stepfleet.orchestrator.client.approvals import asks_below
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.client.operations.asks_below import asks_below
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.events.envelope import StreamedText
 from stepfleet.orchestrator.records import exact_json

@@ -26,16 +26,20 @@ from stepfleet.orchestrator.cli.watchdog import open_files_limit
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
-from stepfleet.orchestrator.store.embedded.binary import find_server_binary
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.fleet.checks import Check, State, fail, good, warn
-from stepfleet.orchestrator.store.fleet.examination import (
+from stepfleet.orchestrator.store.embedded.server import find_server_binary
+from stepfleet.orchestrator.store.fleet.checks import (
+    Check,
     FleetRead,
+    State,
+    fail,
     fleet_checks,
+    good,
     read_fleet,
     server_checks,
+    warn,
 )
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.store import open_store
 
 OLDEST_PYTHON = (3, 11)
 OURS = "STEPFLEET_"

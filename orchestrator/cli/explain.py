@@ -15,9 +15,9 @@ from rich.text import Text
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.fleet import print_found
 from stepfleet.orchestrator.cli.terminal import WIDE, moment, seconds, shown
+from stepfleet.orchestrator.client.approvals import asks_below
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.client.operations.asks_below import asks_below
-from stepfleet.orchestrator.client.watching.late import begins_after
+from stepfleet.orchestrator.client.watching.standstill import begins_after
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Outage
 from stepfleet.orchestrator.protocol.verdict import circuit_id
@@ -32,11 +32,11 @@ from stepfleet.orchestrator.records.run.facts import explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
+from stepfleet.orchestrator.store.circuits import ServiceOutage
+from stepfleet.orchestrator.store.codec import load_outage
+from stepfleet.orchestrator.store.codec import moment as time_of
 from stepfleet.orchestrator.store.fleet.checks import serving
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
-from stepfleet.orchestrator.store.model_calls.circuits import ServiceOutage
-from stepfleet.orchestrator.store.records.codec import load_outage
-from stepfleet.orchestrator.store.records.codec import moment as time_of
 from stepfleet.orchestrator.store.runs.reading import StoredRun, next_attempt
 
 

@@ -18,8 +18,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.fleet.health import health_findings
-from stepfleet.orchestrator.store.fleet.redis_facts import RedisFacts, redis_facts
+from stepfleet.orchestrator.store.fleet.servers import RedisFacts, health_findings, redis_facts
 
 if TYPE_CHECKING:
     from stepfleet.orchestrator.client.fleet import AsyncFleet

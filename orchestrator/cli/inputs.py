@@ -14,7 +14,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig, named_overrides
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT, format_of, read_object
 from stepfleet.orchestrator.batches.files.openai_format import plain_config
 from stepfleet.orchestrator.batches.files.source import BatchInput
-from stepfleet.orchestrator.client.submission.inputs import BatchOptions
+from stepfleet.orchestrator.client.inputs import BatchOptions
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.text.validation import duration

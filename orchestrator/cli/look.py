@@ -43,9 +43,9 @@ from stepfleet.orchestrator.cli.terminal import (
     usd,
 )
 from stepfleet.orchestrator.cli.trace import follow_conversation, trace, whole_view
+from stepfleet.orchestrator.client.approvals import asks_below
+from stepfleet.orchestrator.client.comparison import RunComparison, RunFigures
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.client.history.comparison import RunComparison, RunFigures
-from stepfleet.orchestrator.client.operations.asks_below import asks_below
 from stepfleet.orchestrator.client.rendering import RunView
 from stepfleet.orchestrator.client.runs import inputs_of
 from stepfleet.orchestrator.records.batch import BatchProgress

@@ -29,7 +29,7 @@ from stepfleet.orchestrator.models.services import SERVICES, Service
 from stepfleet.orchestrator.models.signing import Credentials
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.text.redaction import redact
-from stepfleet.orchestrator.store.fleet.health import HealthFinding
+from stepfleet.orchestrator.store.fleet.servers import HealthFinding
 
 if TYPE_CHECKING:
     from httpx import AsyncClient

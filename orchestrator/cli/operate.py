@@ -41,9 +41,9 @@ from stepfleet.orchestrator.limits.budgets import shown as number
 from stepfleet.orchestrator.limits.limit import Limit, parsed_field
 from stepfleet.orchestrator.models.caching import CacheStatistics
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
-from stepfleet.orchestrator.store.admission.limit_use import BudgetUse, LimitUse, raised_by
-from stepfleet.orchestrator.store.fleet.redis_facts import redis_facts, refused_messages
-from stepfleet.orchestrator.store.opening.opening import celery_app
+from stepfleet.orchestrator.store.dispatch import celery_app
+from stepfleet.orchestrator.store.fleet.servers import redis_facts, refused_messages
+from stepfleet.orchestrator.store.limits import BudgetUse, LimitUse, raised_by
 
 
 def up(

@@ -42,7 +42,7 @@ from stepfleet.orchestrator.cli.submit import EndedBatch, follow, print_ended, p
 from stepfleet.orchestrator.cli.terminal import notice
 from stepfleet.orchestrator.cli.workers import FleetPlan
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
-from stepfleet.orchestrator.client.submission.inputs import BatchOptions
+from stepfleet.orchestrator.client.inputs import BatchOptions
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.run.results import AgentRunResult

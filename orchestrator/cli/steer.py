@@ -19,7 +19,7 @@ from stepfleet.orchestrator.cli.terminal import (
     print_json,
     print_outcome,
 )
-from stepfleet.orchestrator.client.checkpoints.files import (
+from stepfleet.orchestrator.client.checkpoints import (
     CheckpointFolder,
     load_checkpoint,
     save_checkpoint,

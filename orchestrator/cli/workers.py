@@ -23,9 +23,9 @@ from stepfleet.orchestrator.cli.watchdog import raise_open_files_limit
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
-from stepfleet.orchestrator.store.embedded.admin_commands import Answer
-from stepfleet.orchestrator.store.embedded.admin_commands import ask as ask_private
 from stepfleet.orchestrator.store.embedded.folder import Folder
+from stepfleet.orchestrator.store.embedded.server import ServerReply
+from stepfleet.orchestrator.store.embedded.server import ask as ask_private
 
 WORKER = "stepfleet.worker"
 WATCHDOG = "stepfleet.orchestrator.cli.watchdog"
@@ -534,7 +534,7 @@ def _redis_url(data: Path) -> str:
     if settings.redis_url is not None:
         return settings.store
     address = Folder(data.expanduser().absolute()).read_address()
-    if address is None or ask_private(address) is not Answer.READY:
+    if address is None or ask_private(address) is not ServerReply.READY:
         msg = (
             "no Redis is named, and no fleet runs in this folder: set STEPFLEET_REDIS_URL, or "
             "start one with 'stepfleet up --agents ...'"

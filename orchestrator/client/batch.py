@@ -2,33 +2,41 @@
 
 import asyncio
 import contextlib
+import hashlib
 import logging
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.config import RunOverrides
+from stepfleet.orchestrator.agents.config import AgentConfig, RunOverrides, stored_overrides
+from stepfleet.orchestrator.agents.prompt import places_in
 from stepfleet.orchestrator.batches.check import BatchCheck, Problems
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures, failed_in
+from stepfleet.orchestrator.batches.files.lines import input_of, parse_tenant
 from stepfleet.orchestrator.batches.files.source import Given
 from stepfleet.orchestrator.batches.files.tables import ResultTable, require_arrow, select
+from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
 from stepfleet.orchestrator.batches.selection import Selection
-from stepfleet.orchestrator.client.follow_ups import ThenOptions, registered
-from stepfleet.orchestrator.client.session import Session
-from stepfleet.orchestrator.client.submission.inputs import BatchOptions, batch_order
-from stepfleet.orchestrator.client.watching.held import held_batch
-from stepfleet.orchestrator.client.watching.late import explained_when_late
-from stepfleet.orchestrator.client.watching.people import people_of_batch
+from stepfleet.orchestrator.client.inputs import BatchOptions, Priority, batch_order
+from stepfleet.orchestrator.client.session import Client, FleetSession
+from stepfleet.orchestrator.client.watching.standstill import (
+    explained_when_late,
+    held_batch,
+    people_of_batch,
+)
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.records.batch import BatchPage, BatchProgress, Manifest
+from stepfleet.orchestrator.limits.limit import priority_of
+from stepfleet.orchestrator.protocol.fold import OUTPUT, OUTPUTS, check_places
+from stepfleet.orchestrator.records.batch import BatchPage, BatchProgress, FollowUp, Manifest
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitWaits
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.requests import Swept
+from stepfleet.orchestrator.store.batches.upkeep import follow_up_id
 from stepfleet.orchestrator.store.fleet.overview import needs_of_batch
+from stepfleet.orchestrator.store.limits import LimitWaits
 from stepfleet.orchestrator.store.runs.control import new_request
 from stepfleet.orchestrator.store.runs.listing import MOST_RUNS, Cursor
 
@@ -44,6 +52,21 @@ OnProgress = Callable[[int], None]
 SAMPLED = 500
 """Runs of a batch that are looked at for the limits for which they wait."""
 _RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
+MOST_ROWS = 1_000
+"""Rows of a page."""
+MOST_FOLLOWING = 100
+"""Batches that follow one batch."""
+
+
+class ThenOptions(RunOverrides, total=False):
+    """The options of `then` beside its input: for all runs of the batch that follows."""
+
+    page: int | None
+    until_one: bool
+    after_failed: Literal["skip", "stop"]
+    name: str | None
+    tenant: str | None
+    priority: Priority | None
 
 
 class AsyncBatch:
@@ -57,7 +80,7 @@ class AsyncBatch:
 
     def __init__(
         self,
-        session: Session,
+        session: FleetSession,
         manifest: Manifest,
         problems: Problems | None = None,
         *,
@@ -78,7 +101,7 @@ class AsyncBatch:
 
     async def progress(self) -> BatchProgress:
         """Return how far the batch is."""
-        return await (await self._session.open()).batches.progress(await self._read())
+        return await (await self._session.store()).batches.progress(await self._read())
 
     async def then(
         self,
@@ -103,7 +126,7 @@ class AsyncBatch:
     async def _read(self) -> Manifest:
         """Return the manifest, read anew until all runs were created."""
         if not self._manifest.sealed:
-            found = await (await self._session.open()).batches.find(self.id)
+            found = await (await self._session.store()).batches.find(self.id)
             self._manifest = found or self._manifest
         return self._manifest
 
@@ -128,7 +151,7 @@ class AsyncBatch:
         """
         client = await self._session.open()
         tick = client.quiet_of_batch(self.id).tick
-        reader = BatchResults(self._manifest, client.batches, client.runs, tick, known)
+        reader = BatchResults(self._manifest, client.store.batches, client.store.runs, tick, known)
         read = reader.in_order if ordered else reader.as_they_end
         async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
             async for result in results:
@@ -151,7 +174,7 @@ class AsyncBatch:
         try:
             client = await self._session.open()
             tick = client.quiet_of_batch(self.id).tick
-            reader = BatchResults(self._manifest, client.batches, client.runs, tick)
+            reader = BatchResults(self._manifest, client.store.batches, client.store.runs, tick)
             read = reader.in_order if ordered else reader.as_they_end
             async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
                 async for result in results:
@@ -220,7 +243,7 @@ class AsyncBatch:
         client, progress = await self._session.open(), await self.progress()
         if progress.waits:
             return f"it waits for the end of batch {progress.follows}"
-        held = held_batch(client.store, client.batches, self.id)
+        held = held_batch(client.store, self.id)
         people = people_of_batch(client.store, self.id)
         needs = partial(needs_of_batch, client.store, self.id)
         why = await client.standstill.reason(needs, held, people)
@@ -274,12 +297,14 @@ class AsyncBatch:
         """Put a request in force for the whole batch, then apply it to each of its runs."""
         client, manifest = await self._session.open(), await self._read()
         if manifest.level and not manifest.sealed:  # it waits for a batch of its own
-            between = AsyncBatch(self._session, await client.batches.get(manifest.follows or ""))
+            between = AsyncBatch(
+                self._session, await client.store.batches.get(manifest.follows or "")
+            )
             await between._request(verb, on_progress, fields)
-        request = await client.requests.ask(manifest, verb, new_request(), fields)
+        request = await client.store.requests.ask(manifest, verb, new_request(), fields)
         if verb == "cancel":
             await client.control.interrupt_batch(self.id)
-        return await client.requests.sweep(request, on_progress or _ignore)
+        return await client.store.requests.sweep(request, on_progress or _ignore)
 
     async def retry(
         self,
@@ -309,11 +334,10 @@ class AsyncBatch:
 
     async def limit_waits(self) -> tuple[LimitWaits, ...]:
         """Return for which limits runs of the batch wait, by a sample of up to 500 of its runs."""
-        store = (await self._session.open()).store
+        store = await self._session.store()
         rows = (await self._read()).rows
         every = range(0, rows, max(-(-rows // SAMPLED), 1))
-        lines = LimitLines(store.connection, store.keys)
-        return await lines.waits_of([run_id_of(self.id, row) for row in every])
+        return await store.limits.waits_of([run_id_of(self.id, row) for row in every])
 
     async def failures(
         self, on_progress: OnProgress | None = None, *, limit: int | None = None
@@ -323,11 +347,11 @@ class AsyncBatch:
         Reads only such runs, at most `limit` of them, page by page. `on_progress` receives the
         number of rows so far.
         """
-        client = await self._session.open()
+        store = await self._session.store()
         progress = await self.progress()
         count = FailureCount()
         not_completed = progress.done - progress.completed
-        pages = failed_in(self._manifest, client.batches, client.failed, on_progress or _ignore)
+        pages = failed_in(self._manifest, store.batches, store.runs, on_progress or _ignore)
         if not_completed:
             async with contextlib.aclosing(pages):
                 async for page in pages:
@@ -341,17 +365,17 @@ class AsyncBatch:
 class AsyncFleetBatches:
     """The batches of a fleet: `fleet.batches`; `fleet.submit_batch` makes a new one."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: FleetSession) -> None:
         self._session = session
 
     async def get(self, batch_id: str) -> AsyncBatch:
         """Return a submitted batch. Raises `NotFoundError` if there is none of that id."""
-        client = await self._session.open()
-        return AsyncBatch(self._session, await client.batches.get(batch_id))
+        store = await self._session.store()
+        return AsyncBatch(self._session, await store.batches.get(batch_id))
 
     async def newest(self, limit: int = 50) -> list[BatchProgress]:
         """Return the progress of the newest batches."""
-        return await (await self._session.open()).batches.newest(limit)
+        return await (await self._session.store()).batches.newest(limit)
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> BatchPage:
         """Return up to `limit` batches, the newest first, behind the `next` of the page before.
@@ -361,7 +385,7 @@ class AsyncFleetBatches:
         if not 1 <= limit <= MOST_RUNS:
             raise ConfigurationError(f"limit is {limit}; write a number from 1 to {MOST_RUNS}")
         place = Cursor.parse(cursor) if cursor else None
-        batches = (await self._session.open()).batches
+        batches = (await self._session.store()).batches
         after = (place.place, place.run_id) if place else None
         found, last = await batches.page(limit, after)
         return BatchPage(batches=tuple(found), next=str(Cursor(*last)) if last else None)
@@ -386,3 +410,123 @@ class AsyncFleetBatches:
 
 def _ignore(_: int) -> None:
     return None
+
+
+async def registered(
+    client: Client,
+    source: Manifest,
+    agent: Agent | str,
+    text: str | None,
+    options: Mapping[str, Any],
+) -> tuple[Manifest, bool]:
+    """Return the batch that follows `source`, and whether it is new.
+
+    The same arguments are the same batch. Raises `ConfigurationError` that names field and fix.
+    """
+    config = await client.config_of(agent)
+    changes = dict(options)
+    name = _name(changes.pop("name", None)) or f"{source.name or source.batch_id}: {config.name}"
+    plan = _plan(config, text, changes)
+    digest = hashlib.sha256(plan.to_json().encode()).hexdigest()
+    batch_id = follow_up_id(source.batch_id, digest)
+    found, source = (
+        await client.store.batches.find(batch_id),
+        await client.store.batches.get(source.batch_id),
+    )
+    index = client.store.follow_ups
+    if found and not found.refused:
+        if not (found.sealed or found.cancel_requested):
+            await index.wake(batch_id)  # the client that has registered it may have died before
+        return found, False
+    await _ensure_room(client, source)
+    await client.accept([config])
+    await client.store.configs.save(config)
+    manifest = Manifest(
+        batch_id=batch_id,
+        key=f"then:{source.batch_id}",
+        digest=digest,
+        name=name[:500],
+        agent=config.name,
+        created=await client.store.batches.now(),
+        total=0,
+        rows=0,
+        follows=source.batch_id,
+        plan=plan,
+    )
+    await index.register(manifest)
+    if await client.store.batches.is_over(source.batch_id, source):  # no worker will see it end
+        await client.control.interrupt_batch(source.batch_id)
+    return manifest, True
+
+
+def _plan(config: AgentConfig, text: str | None, changes: Mapping[str, Any]) -> FollowUp:
+    """Return what the batch does, checked; its name is no part of that."""
+    overrides = dict(changes)
+    page = _page(overrides.pop("page", None))
+    places = OF_RUNS if page is None else OF_PAGES
+    text = f"{{{OUTPUT if page is None else OUTPUTS}}}" if text is None else text
+    if page is None and isinstance(text, str) and (named := _of_pages(text)):
+        msg = f"field 'input' names {{{named}}}, which pages have: give page=N, the rows of each"
+        raise ConfigurationError(f"{msg}; the result of a single run is {{{OUTPUT}}}")
+    check_places(text, places)
+    input_of(text, "input", config.prompt)
+    until_one, rule = overrides.pop("until_one", False), overrides.pop("after_failed", "skip")
+    return FollowUp(
+        agent=config.name,
+        config=config.digest,
+        input=text,
+        page=page,
+        until_one=_until_one(page, given=until_one),
+        after_failed=_rule(rule),
+        tenant=parse_tenant(overrides.pop("tenant", None)),
+        priority=priority_of(overrides.pop("priority", None)),
+        overrides=stored_overrides(config, overrides),
+    )
+
+
+def _of_pages(text: str) -> str:
+    """Return the first place that only an input of a page has; empty without one."""
+    try:
+        return next((one for one in places_in(text) if one in {*OF_PAGES} - {*OF_RUNS}), "")
+    except ValueError:
+        return ""
+
+
+async def _ensure_room(client: Client, source: Manifest) -> None:
+    """Raise `ConfigurationError` where no further batch can follow `source`."""
+    if len(source.next) >= MOST_FOLLOWING:
+        msg = f"{MOST_FOLLOWING} batches follow batch {source.batch_id}; let some follow others"
+        raise ConfigurationError(msg)
+    progress = await client.store.batches.progress(source)
+    if progress.past_retention:
+        msg = f"{progress.past_retention:,} results of batch {source.batch_id} are past retention"
+        raise ConfigurationError(f"{msg}: submit it again, and what follows it with it")
+
+
+def _name(given: Any) -> str:
+    if given is None or isinstance(given, str):
+        return given or ""
+    raise ConfigurationError(f"field 'name' is {ascii(given)[:70]}; write a text")
+
+
+def _page(given: Any) -> int | None:
+    if given is None:
+        return None
+    if isinstance(given, int) and not isinstance(given, bool) and 1 <= given <= MOST_ROWS:
+        return given
+    msg = f"field 'page' is {given!r}; write how many rows a run gets, 1 to {MOST_ROWS:,}"
+    raise ConfigurationError(msg)
+
+
+def _until_one(page: int | None, *, given: Any) -> bool:
+    if given and (page is None or page == 1):
+        raise ConfigurationError("field 'until_one' needs a 'page' of 2 rows or more, as page=100")
+    return bool(given)
+
+
+def _rule(given: Any) -> Literal["skip", "stop"]:
+    if given == "skip":
+        return "skip"
+    if given == "stop":
+        return "stop"
+    raise ConfigurationError(f"field 'after_failed' is {given!r}; write 'skip' or 'stop'")

@@ -13,24 +13,12 @@ from celery import Celery
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import RunOverrides, stored_overrides
 from stepfleet.orchestrator.batches.files.source import Given
+from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
-from stepfleet.orchestrator.client.history.history import AsyncFleetHistory, checked_id
-from stepfleet.orchestrator.client.local import (
-    DebugOrder,
-    DebugSteps,
-    LocalFleet,
-    is_run_id,
-    private_fleet,
-    stepped,
-)
-from stepfleet.orchestrator.client.operations import costs as ledger
-from stepfleet.orchestrator.client.operations.approvals import AsyncFleetApprovals, DecideOptions
-from stepfleet.orchestrator.client.operations.cache import AsyncFleetCache
-from stepfleet.orchestrator.client.operations.limits import AsyncFleetLimits
-from stepfleet.orchestrator.client.operations.schedules import AsyncFleetSchedules
-from stepfleet.orchestrator.client.runs import AsyncFleetRuns
-from stepfleet.orchestrator.client.session import DATA_FOLDER, Session
-from stepfleet.orchestrator.client.submission.inputs import (
+from stepfleet.orchestrator.client.cache import AsyncFleetCache
+from stepfleet.orchestrator.client.costs import CallFilter, CostOptions, costs_of, lines_of_runs
+from stepfleet.orchestrator.client.history import AsyncFleetHistory, checked_id
+from stepfleet.orchestrator.client.inputs import (
     BatchOptions,
     Input,
     RunOptions,
@@ -40,6 +28,18 @@ from stepfleet.orchestrator.client.submission.inputs import (
     origin_of,
     placed,
 )
+from stepfleet.orchestrator.client.limits import AsyncFleetLimits
+from stepfleet.orchestrator.client.local import (
+    DebugOrder,
+    DebugSteps,
+    LocalFleet,
+    is_run_id,
+    private_fleet,
+    stepped,
+)
+from stepfleet.orchestrator.client.runs import AsyncFleetRuns
+from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules
+from stepfleet.orchestrator.client.session import DATA_FOLDER, FleetSession
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages
@@ -49,10 +49,10 @@ from stepfleet.orchestrator.records.ledger import CostLine, Costs
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.own_app import app_settings
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
-from stepfleet.orchestrator.store.batches.requests import pause_fleet
-from stepfleet.orchestrator.store.fleet.health import server_info, warnings
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
+from stepfleet.orchestrator.store.fleet.servers import server_info, warnings
 from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.store import Store
 
 __all__ = ["AsyncBatch", "AsyncFleet"]
 
@@ -79,6 +79,8 @@ class AsyncFleet:
     """The response cache."""
     limits: AsyncFleetLimits
     """Limits that all workers share."""
+    settings: Settings
+    """The settings that it was made with."""
 
     def __init__(
         self,
@@ -91,7 +93,7 @@ class AsyncFleet:
     ) -> None:
         given = {"redis_url": redis_url, "broker_url": broker_url}
         found = settings or (load_settings(**given) if app is None else app_settings(app, **given))
-        self._use(Session(found, brings, app=app))
+        self._use(FleetSession(found, brings, app=app))
 
     @classmethod
     def local(
@@ -110,11 +112,12 @@ class AsyncFleet:
         made = cls.__new__(cls)
         settings = load_settings().model_copy(update={"redis_url": None, "broker_url": None})
         names = [agent.name for agent in agents]
-        made._use(Session(settings, names, local=LocalFleet(agents, folder)))  # noqa: SLF001 - its own
+        made._use(FleetSession(settings, names, local=LocalFleet(agents, folder)))  # noqa: SLF001 - its own
         return made
 
-    def _use(self, session: Session) -> None:
+    def _use(self, session: FleetSession) -> None:
         self._session = session
+        self.settings = session.settings
         self.runs = AsyncFleetRuns(self._session)
         self.batches = AsyncFleetBatches(self._session)
         self.history = AsyncFleetHistory(self._session)
@@ -143,27 +146,25 @@ class AsyncFleet:
 
         Raises `StoreError` or `ConfigurationError` with the fix, within seconds.
         """
-        client = await self._session.open()
-        await client.store.connection.execute("PING")
+        store = await self._session.store()
+        await store.connection.execute("PING")
 
     async def warnings(self) -> list[str]:
         """Return what about the Redis server endangers runs, each with its fix."""
-        client = await self._session.open()
-        return warnings(await server_info(client.store.connection))
+        store = await self._session.store()
+        return warnings(await server_info(store.connection))
 
     async def overview(self) -> FleetOverview:
         """Return what is going on: active runs, waiting messages, workers."""
-        return await overview((await self._session.open()).store)
+        return await overview(await self._session.store())
 
     async def pause(self) -> None:
         """Pause the fleet: no step begins on any worker, and no tool of a step under way."""
-        store = (await self._session.open()).store
-        await pause_fleet(store.connection, store.keys, paused=True)
+        await (await self._session.store()).requests.pause_fleet(paused=True)
 
     async def resume(self) -> None:
         """Take the fleet's pause back."""
-        store = (await self._session.open()).store
-        await pause_fleet(store.connection, store.keys, paused=False)
+        await (await self._session.store()).requests.pause_fleet(paused=False)
 
     async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
         """Approve, deny or answer calls that wait for a person (see `fleet.approvals`).
@@ -200,11 +201,11 @@ class AsyncFleet:
         tenant, parent = place.tenant, None
         if place.parent is not None:
             parent = checked_id(place.parent, "parent")
-            tenant = tenant or await client.snapshots.tenant(parent)
+            tenant = tenant or await client.store.runs.tenant(parent)
         changed, messages = config.with_overrides(own), messages_of(input, config.prompt)
         check_messages(changed.models, messages, "input")
         if place.after:
-            await client.batches.ensure_runs(place.after.ids)
+            await client.store.batches.ensure_runs(place.after.ids)
             messages = messages_of(input) if place.after.text else messages
         run = NewRun(
             run_id=checked_id(place.run_id),
@@ -223,13 +224,13 @@ class AsyncFleet:
             origin=origin_of(input),
             after=place.after,
         )
-        await client.submission.require_room()
+        await client.store.submission.require_room()
         await client.accept([config])
         await client.store.configs.save(config)
         if place.limit:
             await self.limits.submitted(run.run_id, place.limit)
-        if await client.submission.create(run, is_named=place.run_id is not None):
-            await client.submission.publish([run])
+        if await client.store.submission.create(run, is_named=place.run_id is not None):
+            await client.store.submission.publish([run])
         return run.run_id
 
     async def run_with_steps(
@@ -341,7 +342,7 @@ class AsyncFleet:
         Raises `ConfigurationError` with the fix.
         """
         order = await self._debugged(given, agent, at)
-        async for step in debugged(self._session.settings, order, overrides):
+        async for step in debugged(self.settings, order, overrides):
             yield step
 
     async def _debugged(self, given: Input, agent: Agent | None, at: int) -> DebugOrder:
@@ -358,7 +359,7 @@ class AsyncFleet:
     async def costs(
         self,
         by: str | Sequence[str] = (),
-        **which: Unpack[ledger.CostOptions],
+        **which: Unpack[CostOptions],
     ) -> Costs:
         """Return what model calls have cost, by day, tenant, batch, agent, model or status.
 
@@ -367,12 +368,12 @@ class AsyncFleet:
         those of runs that are gone; of one `tenant` ('' for runs without one), `batch`, `agent`,
         `model` or `status`, if given. Raises `ConfigurationError`.
         """
-        return await ledger.costs_of(await self._session.open(), by, ledger.Which(**which))
+        return await costs_of(await self._session.store(), by, CallFilter(**which))
 
     async def cost_lines(
         self,
         run_id: str | None = None,
-        **which: Unpack[ledger.CostOptions],
+        **which: Unpack[CostOptions],
     ) -> AsyncGenerator[CostLine, None]:
         """Yield the single model calls of one run, of a batch, or of all runs that are kept.
 
@@ -380,8 +381,8 @@ class AsyncFleet:
         missing, and steps that a memory policy has removed from the log. Raises
         `ConfigurationError` for an unknown run.
         """
-        client = await self._session.open()
-        async for line in ledger.lines_of_runs(client, run_id, ledger.Which(**which)):
+        store = await self._session.store()
+        async for line in lines_of_runs(store, run_id, CallFilter(**which)):
             yield line
 
     async def submit_batch(
@@ -461,3 +462,11 @@ def _answer_of(result: AgentRunResult, raise_on: RaiseOn) -> str | AgentRunResul
     if raise_on == "never":
         return result
     return result.raise_for_status().output or ""
+
+
+async def store_of(fleet: AsyncFleet) -> Store:
+    """Return the open store of a fleet: for the dashboard, no part of the public client.
+
+    Raises `StoreError` or `ConfigurationError` where it cannot be opened.
+    """
+    return await fleet._session.store()  # noqa: SLF001 - its own

@@ -17,8 +17,8 @@ from uuid import UUID
 from pydantic import SecretStr
 
 from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint
-from stepfleet.orchestrator.client.submission.inputs import Input
+from stepfleet.orchestrator.client.checkpoints import AgentCheckpoint
+from stepfleet.orchestrator.client.inputs import Input
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message, value_text

@@ -3,14 +3,16 @@
 import math
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
+from enum import StrEnum
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures
 from stepfleet.orchestrator.batches.selection import Selection
-from stepfleet.orchestrator.client.control.control import CANCEL_NOTE
-from stepfleet.orchestrator.client.operations.approvals import AsyncFleetApprovals
+from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals
+from stepfleet.orchestrator.client.control import CANCEL_NOTE
 from stepfleet.orchestrator.client.rendering import (
     LiveMessages,
     Recorded,
@@ -19,24 +21,23 @@ from stepfleet.orchestrator.client.rendering import (
     rendered,
     view_of,
 )
-from stepfleet.orchestrator.client.session import Session
-from stepfleet.orchestrator.client.watching.conditions import RunConditions, run_filter
+from stepfleet.orchestrator.client.session import FleetSession
 from stepfleet.orchestrator.client.watching.follow import Steps
-from stepfleet.orchestrator.client.watching.late import begins_after, explained_when_late
+from stepfleet.orchestrator.client.watching.standstill import begins_after, explained_when_late
 from stepfleet.orchestrator.client.watching.watch import cancel_is_left
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want
+from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.conversation.messages import Message
+from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline, RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import LONGEST_SECONDS
-from stepfleet.orchestrator.store.records.codec import MESSAGES
-from stepfleet.orchestrator.store.runs import trees
-from stepfleet.orchestrator.store.runs.control import ControlResult
-from stepfleet.orchestrator.store.runs.listing import MOST_RUNS, Cursor
-from stepfleet.orchestrator.store.runs.purge import Purge, Purging
+from stepfleet.orchestrator.store.codec import EPOCH, MESSAGES
+from stepfleet.orchestrator.store.runs.control import ControlResult, Purge
+from stepfleet.orchestrator.store.runs.listing import MOST_IN_TREE, MOST_RUNS, Cursor, RunFilter
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.orchestrator.store.runs.timeline import MOST_STEPS
 
@@ -48,6 +49,60 @@ _FAILED = ("failed", "stopped")
 _INPUT = "input:"
 _BATCHES = 5
 """The newest batches, which are searched for a line."""
+E = TypeVar("E", bound=StrEnum)
+LONGEST_CONDITION = 500
+
+
+class RunConditions(TypedDict, total=False):
+    """Which runs `fleet.runs.page` lists."""
+
+    status: Lifecycle | str | None
+    stop_reason: StopReason | str | None
+    agent: str | None
+    batch: str | None
+    where: str | None
+    tenant: str | None
+    parent: str | None
+    error: str | None
+    since: datetime | str | None
+
+
+def run_filter(which: RunConditions) -> RunFilter:
+    """Return the conditions but the batch. Raises `ConfigurationError` that names the field."""
+    texts = [("agent", which.get("agent")), ("tenant", which.get("tenant"))]
+    texts += [("parent", which.get("parent")), ("error", which.get("error"))]
+    for name, text in texts:
+        if text is not None and (len(text) > LONGEST_CONDITION or text != well_formed(text)):
+            msg = f"{name}: write at most {LONGEST_CONDITION} characters of valid text"
+            raise ConfigurationError(msg)
+    return RunFilter(
+        status=_one_of(Lifecycle, "status", which.get("status")),
+        stop_reason=_one_of(StopReason, "stop_reason", which.get("stop_reason")),
+        agent=which.get("agent"),
+        tenant=which.get("tenant"),
+        parent=which.get("parent"),
+        error=which.get("error"),
+        since=_time("since", which.get("since")),
+    )
+
+
+def _one_of(kind: type[E], field: str, name: str | None) -> E | None:
+    try:
+        return None if name is None else kind(name)
+    except ValueError:
+        msg = f"{field}: there is no {ascii(name)[:60]}; write one of {', '.join(kind)}"
+        raise ConfigurationError(msg) from None
+
+
+def _time(field: str, given: datetime | str | None) -> datetime | None:
+    """Return a time; one without a zone is UTC."""
+    try:
+        at = datetime.fromisoformat(given) if isinstance(given, str) else given
+        at = at.replace(tzinfo=UTC) if at and at.tzinfo is None else at
+        return max(at.astimezone(UTC), EPOCH) if at else None
+    except (ValueError, OverflowError):
+        msg = f"{field} is {ascii(given)[:60]}; write a time as 2026-11-23 or 2026-11-23T08:30Z"
+        raise ConfigurationError(msg) from None
 
 
 class AsyncFleetRuns:
@@ -58,7 +113,7 @@ class AsyncFleetRuns:
     log and streamed text, `display` for a chat window.
     """
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: FleetSession) -> None:
         self._session = session
 
     async def show(self, run_id: str) -> StoredRun:
@@ -67,12 +122,12 @@ class AsyncFleetRuns:
         A cancel that a dead worker left undone takes effect first.
         """
         client = await self._session.open()
-        run = await client.runs.get(run_id)
+        run = await client.store.runs.get(run_id)
         left = run.header.get("want") == Want.CANCEL
-        if not (left and cancel_is_left(run.header, await client.runs.now())):
+        if not (left and cancel_is_left(run.header, await client.store.runs.now())):
             return run
         await client.control.cancel_quietly(run_id, run.header.get("want_note", ""))
-        return await client.runs.get(run_id)
+        return await client.store.runs.get(run_id)
 
     async def waits_for(self, run_id: str) -> dict[str, str]:
         """Return the runs that have to end before this one begins: ids and statuses.
@@ -80,12 +135,12 @@ class AsyncFleetRuns:
         Of one that is still to be created the status is 'unknown'. Empty for a run that has begun,
         or ended. Raises `NotFoundError` if there is no such run.
         """
-        client = await self._session.open()
-        header = (await client.runs.get(run_id)).header
+        store = await self._session.store()
+        header = (await store.runs.get(run_id)).header
         if "after" not in header or Lifecycle(header["status"]).is_terminal:
             return {}
         runs = After.from_json(header["after"]).ids
-        found = zip(runs, await client.batches.statuses(runs), strict=True)
+        found = zip(runs, await store.batches.statuses(runs), strict=True)
         return {run: one.value if one else "unknown" for run, one in found if not _ended(one)}
 
     async def standstill(self, run_id: str) -> str:
@@ -102,17 +157,17 @@ class AsyncFleetRuns:
         A line is looked up in `batch`, else in the newest batch, else in the few before it.
         Raises `ConfigurationError` where there is none, or where several of these have it.
         """
-        client = await self._session.open()
-        if await client.batches.statuses([text]) != [None]:
+        store = await self._session.store()
+        if await store.batches.statuses([text]) != [None]:
             return text
         if batch is None:
-            newest = await client.batches.newest(_BATCHES)
-            searched = [await client.batches.get(one.batch_id) for one in newest]
+            newest = await store.batches.newest(_BATCHES)
+            searched = [await store.batches.get(one.batch_id) for one in newest]
         else:
-            searched = [await client.batches.get(batch)]
+            searched = [await store.batches.get(batch)]
         found: list[tuple[str, str]] = []
         for manifest in searched:
-            if run_id := await client.batches.run_of_line(manifest, text):
+            if run_id := await store.batches.run_of_line(manifest, text):
                 found.append((manifest.batch_id, run_id))
             if found and manifest is searched[0]:
                 break
@@ -133,33 +188,33 @@ class AsyncFleetRuns:
         """
         where = which.get("where")
         selection = Selection.parse(where) if where else None
-        client = await self._session.open()
+        store = await self._session.store()
         asked = run_filter(which)
         if not 1 <= limit <= MOST_RUNS:
             raise ConfigurationError(f"limit is {limit}; write a number from 1 to {MOST_RUNS}")
         place = Cursor.parse(cursor) if cursor else None
         if (batch := which.get("batch")) is not None:
-            asked = replace(asked, batch=await client.batches.get(batch))
+            asked = replace(asked, batch=await store.batches.get(batch))
         if selection is None:
-            return await client.lists.page(asked, limit, place)
+            return await store.lists.page(asked, limit, place)
 
         async def selected(run_ids: Sequence[str]) -> set[str]:
-            found = await client.failed.read(run_ids)
+            found = await store.runs.failed(run_ids)
             return {run.run_id for run in found if selection.selects(run)}
 
-        return await client.lists.page(asked, limit, place, selected)
+        return await store.lists.page(asked, limit, place, selected)
 
     async def failures(self, *, limit: int = MOST_RUNS, **which: Unpack[RunConditions]) -> Failures:
         """Return why the newest runs did not complete, by cause: `limit` failed and stopped ones.
 
         `which` are conditions as those of `page`, without a status. Raises `ConfigurationError`.
         """
-        client = await self._session.open()
+        store = await self._session.store()
         count = FailureCount()
         for status in _FAILED:
             wanted: RunConditions = {**which, "status": status}
             page = await self.page(limit=limit, **wanted)
-            for run in await client.failed.read([one.run_id for one in page.runs]):
+            for run in await store.runs.failed([one.run_id for one in page.runs]):
                 count.add(run)
         return count.failures(which.get("batch") or "", count.read)
 
@@ -175,17 +230,17 @@ class AsyncFleetRuns:
         for name, value, most in (("first", first, 1 << 31), ("limit", limit, MOST_STEPS)):
             if not 1 <= value <= most:
                 raise ConfigurationError(f"{name} is {value}; write a number from 1 to {most}")
-        client = await self._session.open()
-        return await client.timelines.read(run_id, first, limit, content=content)
+        store = await self._session.store()
+        return await store.timelines.read(run_id, first, limit, content=content)
 
     async def tree(self, run_id: str, *, limit: int = 200) -> RunTree:
         """Return a run with up to `limit` runs below it, those of upper levels first.
 
         Raises `NotFoundError` for an unknown run, or a wrong limit.
         """
-        if not 0 <= limit <= trees.MOST_RUNS:
-            raise ConfigurationError(f"limit is {limit}; write 0 to {trees.MOST_RUNS:,}")
-        return await (await self._session.open()).trees.read(run_id, limit)
+        if not 0 <= limit <= MOST_IN_TREE:
+            raise ConfigurationError(f"limit is {limit}; write 0 to {MOST_IN_TREE:,}")
+        return await (await self._session.store()).lists.tree(run_id, limit)
 
     async def result(self, run_id: str) -> AgentRunResult:
         """Return a run's result, as far as it has come."""
@@ -201,7 +256,7 @@ class AsyncFleetRuns:
         Raises `TimeoutError` after `timeout` seconds, which names what the run waits for.
         """
         client = await self._session.open()
-        await client.runs.get(run_id)
+        await client.store.runs.get(run_id)
         async with explained_when_late(f"run {run_id}", timeout, partial(self._waits, run_id)):
             await client.watch.ended(run_id)
             return await self.result(run_id)
@@ -232,10 +287,10 @@ class AsyncFleetRuns:
             async for event in client.following.envelopes(run_id, since, chunks=chunks):
                 yield event
             return
-        await client.runs.get(run_id)
+        await client.store.runs.get(run_id)
         after = "0"
         while True:
-            events, after = await client.runs.events(run_id, after)
+            events, after = await client.store.runs.events(run_id, after)
             for event in events:
                 if event["sequence"] > since:
                     yield event
@@ -340,13 +395,11 @@ class AsyncFleetRuns:
         if not 0 <= older_than <= LONGEST_SECONDS or math.isnan(older_than):
             msg = f"older_than is {older_than}; write seconds from 0 to {LONGEST_SECONDS:,}"
             raise ConfigurationError(msg)
-        client = await self._session.open()
+        store = await self._session.store()
         if batch is not None:
-            await client.batches.get(batch)
-        store = client.store
-        purging = Purging(store.connection, store.keys, client.batches)
+            await store.batches.get(batch)
         done = 0
-        async for done in purging.purge(Purge(batch, tuple(statuses), older_than, dry_run)):
+        async for done in store.purging.purge(Purge(batch, tuple(statuses), older_than, dry_run)):
             if on_progress is not None:
                 on_progress(done)
         return done

@@ -13,68 +13,38 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.batches.submit import BatchSubmission
-from stepfleet.orchestrator.client.control.batch_retry import BatchRetry
-from stepfleet.orchestrator.client.control.control import RunControl
+from stepfleet.orchestrator.client.control import BatchRetry, RunControl
 from stepfleet.orchestrator.client.local import LocalFleet
-from stepfleet.orchestrator.client.watching.follow import Following
-from stepfleet.orchestrator.client.watching.held import held_batch, held_runs
-from stepfleet.orchestrator.client.watching.people import people_of_batch, people_of_runs
-from stepfleet.orchestrator.client.watching.standstill import Quiet, Standstill
+from stepfleet.orchestrator.client.watching.follow import RunFollower
+from stepfleet.orchestrator.client.watching.standstill import (
+    Quiet,
+    Standstill,
+    held_batch,
+    held_runs,
+    people_of_batch,
+    people_of_runs,
+)
 from stepfleet.orchestrator.client.watching.watch import RunWatch
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
-from stepfleet.orchestrator.store.batches.batches import Batches
-from stepfleet.orchestrator.store.batches.requests import BatchRequests
+from stepfleet.orchestrator.store.dispatch import client_app, forget_pools
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.fleet.audit import Audit
 from stepfleet.orchestrator.store.fleet.overview import needs_of, needs_of_batch, workers
-from stepfleet.orchestrator.store.opening.brokers import forget_pools
-from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app, open_store
-from stepfleet.orchestrator.store.runs.control import Control
-from stepfleet.orchestrator.store.runs.failed import FailedRuns
-from stepfleet.orchestrator.store.runs.import_run import RunImport
-from stepfleet.orchestrator.store.runs.listing import RunLists
-from stepfleet.orchestrator.store.runs.reading import Runs
-from stepfleet.orchestrator.store.runs.snapshots import Snapshots
-from stepfleet.orchestrator.store.runs.submission import Submission
-from stepfleet.orchestrator.store.runs.timeline import Timelines
-from stepfleet.orchestrator.store.runs.trees import RunTrees
+from stepfleet.orchestrator.store.store import Store, open_store
 
 
 class Client:
     """The collaborators of a fleet's client, in one event loop."""
 
-    def __init__(
-        self, settings: Settings, app: Celery, store: OpenStore, brings: frozenset[str]
-    ) -> None:
-        connection, keys, dispatch = store.connection, store.keys, store.dispatch
-        grace, retention = settings.grace, settings.retention
-        requests = Control(connection, keys, dispatch, grace=grace, retention=retention)
+    def __init__(self, store: Store, app: Celery, brings: frozenset[str]) -> None:
         self.store = store
-        self.runs = Runs(connection, keys, store.configs)
-        self.control = RunControl(self.runs, requests, app)
-        self.batches = Batches(connection, keys, retention=retention)
-        self.requests = BatchRequests(connection, keys, dispatch, self.batches, grace=grace)
-        self.lists = RunLists(connection, keys)
-        self.timelines = Timelines(connection, keys)
-        self.trees = RunTrees(connection, keys)
-        self.audit = Audit(connection, keys)
-        self.failed = FailedRuns(connection, keys, store.configs)
-        self.retries = BatchRetry(store, self.batches, requests, self.control, self.failed)
-        self.submission = Submission(
-            connection, keys, dispatch, grace=grace, most=settings.max_active_runs
-        )
-        limits = LimitSettings(connection, keys)
-        self.batch_submission = BatchSubmission(
-            self.batches, store.configs, self.submission, limits
-        )
-        self.snapshots = Snapshots(connection, keys, store.configs)
+        self.control = RunControl(store, app)
+        self.retries = BatchRetry(store, self.control)
+        self.batch_submission = BatchSubmission(store)
         self.standstill = Standstill(store, brings | {PLAIN_AGENT}, starts_workers=bool(brings))
-        self.watch = RunWatch(connection, keys, requests.cancel_unread, self._quiet)
-        self.following = Following(store, self.runs, self.watch)
-        self.run_import = RunImport(connection, keys, dispatch, grace=grace, retention=retention)
+        self.watch = RunWatch(store, self._quiet)
+        self.following = RunFollower(store, self.watch)
         self.app = app
         self.closes_app = True
         self._exempt = brings | {PLAIN_AGENT}
@@ -89,7 +59,7 @@ class Client:
         A user's own app is used where there is one, and left open.
         """
         app = users or client_app(settings)
-        opened = cls(settings, app, await open_store(settings, app), brings)
+        opened = cls(await open_store(settings, app), app, brings)
         opened.closes_app = users is None
         return opened
 
@@ -108,7 +78,7 @@ class Client:
 
     def quiet_of_batch(self, batch_id: str) -> Quiet:
         """Return what reports why nothing moves to one who waits for a batch."""
-        held = held_batch(self.store, self.batches, batch_id)
+        held = held_batch(self.store, batch_id)
         people = people_of_batch(self.store, batch_id)
         return Quiet(self.standstill, lambda: needs_of_batch(self.store, batch_id), held, people)
 
@@ -160,7 +130,7 @@ _LEFT: list[object] = []
 """Connections of a parent process, which must not be collected here: that would close them."""
 
 
-class Session:
+class FleetSession:
     """One connection, in the loop of its first use; all rooms of a fleet share it.
 
     Without a Redis in the settings it joins the private server of the folder `.stepfleet`, where
@@ -213,6 +183,10 @@ class Session:
         if self._opening is None or (self._opening.done() and self._opening.exception()):
             self._opening = asyncio.create_task(self._connect())
         return await asyncio.shield(self._opening)
+
+    async def store(self) -> Store:
+        """Return the open store. Raises as `open` does."""
+        return (await self.open()).store
 
     async def _connect(self) -> Client:
         settings = self.settings

@@ -9,6 +9,7 @@ from flower.views import BaseHandler
 from flower.views.monitor import Metrics
 from tornado import web
 
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.dashboard.access import visible
 from stepfleet.orchestrator.dashboard.api.handling import Site
 from stepfleet.orchestrator.errors import AgentException
@@ -40,7 +41,7 @@ def refused_by(site: Site) -> Read:
     """Return a reader of the messages in quarantine in the fleet's own Redis."""
 
     async def read() -> list[dict[str, Any]]:
-        store = (await site.fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+        store = await store_of(site.fleet)
         key = store.keys.of(keys.QUARANTINE)
         if await store.connection.execute("TYPE", key) != "list":
             return []

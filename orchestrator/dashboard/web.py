@@ -19,19 +19,17 @@ from tornado import web
 from tornado.iostream import StreamClosedError
 from tornado.template import Loader, Template
 
-from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.client.session import Client
-from stepfleet.orchestrator.client.watching.watch import Position
+from stepfleet.orchestrator.client.fleet import AsyncFleet, store_of
+from stepfleet.orchestrator.client.watching.watch import Position, RunWatch
 from stepfleet.orchestrator.dashboard.api.handling import ApiHandler, Site
 from stepfleet.orchestrator.dashboard.api.routes import PREFIX
 from stepfleet.orchestrator.dashboard.tasks import with_link
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.events.envelope import EventType, StreamedText
-from stepfleet.orchestrator.store.admission.limit_settings import VERSION
-from stepfleet.orchestrator.store.events.feeds import Chunks
 from stepfleet.orchestrator.store.keys import LIMIT_SETTINGS, WORKERS
-from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.limits import VERSION
 from stepfleet.orchestrator.store.runs.listing import LISTS
+from stepfleet.orchestrator.store.store import Store
 
 SECONDS = 1.0
 """The least time between two changes of a topic."""
@@ -51,30 +49,24 @@ class Topics:
     """Reads what pages show of one fleet."""
 
     def __init__(self, fleet: AsyncFleet) -> None:
-        self._session = fleet._session  # noqa: SLF001 - no part of the public client
-
-    async def _client(self) -> Client:
-        client = await self._session.open()
-        client.standstill.report = _ignore  # the page of the fleet says it
-        return client
+        self._fleet = fleet
+        self._watch: RunWatch | None = None
 
     async def run(self, run_id: str) -> States:
         """Yield when the run has moved."""
-        client = await self._client()
         position: Position | None = None
         while True:
-            position = await _moved(client, run_id, position)
+            position = await self._moved(run_id, position)
             yield None
             await asyncio.sleep(SECONDS)
 
     async def text(self, run_id: str) -> States:
         """Yield the text of the run's newest model call as far as it is written."""
-        client = await self._client()
-        chunks = Chunks(client.store.connection, client.store.keys)
+        chunks = (await store_of(self._fleet)).chunks
         text, step, after = StreamedText(), 0, "0"
         position: Position | None = None
         while True:
-            position = await _moved(client, run_id, position, chunks=True)
+            position = await self._moved(run_id, position, chunks=True)
             written, after = await chunks.read(run_id, after)
             while written:
                 for chunk in written:
@@ -97,11 +89,11 @@ class Topics:
 
     async def batch(self, batch_id: str) -> States:
         """Yield when counters of the batch have changed."""
-        client = await self._client()
+        batches = (await store_of(self._fleet)).batches
         before: object = None
         while True:
-            manifest = await client.batches.find(batch_id)
-            found = manifest, await client.batches.counters(batch_id)
+            manifest = await batches.find(batch_id)
+            found = manifest, await batches.counters(batch_id)
             if found != before:
                 before = found
                 yield None
@@ -112,7 +104,7 @@ class Topics:
 
         Runs that end between two looks are found by the sizes of all lists: those are read rarely.
         """
-        store = (await self._client()).store
+        store = await store_of(self._fleet)
         before: object = None
         lists: object = None
         quiet, at = 0, float("-inf")
@@ -126,21 +118,20 @@ class Topics:
                 yield {"paused": "fleet" in flags}
             await asyncio.sleep(FLEET_SECONDS)
 
+    async def _moved(self, run_id: str, seen: Position | None, *, chunks: bool = False) -> Position:
+        """Return the position of a run that has moved; one that has ended is looked at rarely."""
+        # Why nothing moves is not its business: the page of the fleet says it.
+        watch = self._watch = self._watch or RunWatch(await store_of(self._fleet))
+        if seen is None or not seen.is_over:
+            return await watch.moved(run_id, seen, chunks=chunks)
+        newest = seen
+        while newest == seen:
+            await asyncio.sleep(ENDED_SECONDS)
+            newest = await watch.moved(run_id, chunks=chunks)
+        return newest
 
-async def _moved(
-    client: Client, run_id: str, seen: Position | None, *, chunks: bool = False
-) -> Position:
-    """Return the position of a run that has moved; one that has ended is looked at rarely."""
-    if seen is None or not seen.is_over:
-        return await client.watch.moved(run_id, seen, chunks=chunks)
-    newest = seen
-    while newest == seen:
-        await asyncio.sleep(ENDED_SECONDS)
-        newest = await client.watch.moved(run_id, chunks=chunks)
-    return newest
 
-
-async def _fleet(store: OpenStore) -> tuple[bool, object, Collection[str]]:
+async def _fleet(store: Store) -> tuple[bool, object, Collection[str]]:
     """Return whether runs are active, what differs when something has happened, and the flags."""
     found = store.keys
     *counts, workers, flags, limits = await store.connection.execute_all(
@@ -152,15 +143,11 @@ async def _fleet(store: OpenStore) -> tuple[bool, object, Collection[str]]:
     return any(counts), (counts, sorted(workers), flags, limits), flags
 
 
-async def _sizes(store: OpenStore) -> list[int]:
+async def _sizes(store: Store) -> list[int]:
     """Return the sizes of all lists of runs."""
     tags = [store.keys.tag(shard) for shard in range(store.keys.shards)]
     lists = [f"{tag}runs:{name}" for tag in tags for name in LISTS]
     return await store.connection.execute_all(*(("ZCARD", name) for name in lists))
-
-
-def _ignore(_: str) -> None:
-    return None
 
 
 log = logging.getLogger(__name__)

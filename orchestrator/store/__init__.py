@@ -1,1 +1,1 @@
-"""The only code that talks to Redis about runs. Lua scripts lie in rooms of `scripts/`."""
+"""The only code that talks to Redis about runs: `store.Store`. Lua lies in rooms of `scripts/`."""

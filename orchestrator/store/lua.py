@@ -13,8 +13,8 @@ from redis.exceptions import NoScriptError, RedisError, ResponseError
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store.codec import check_version
 from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.records.codec import check_version
 
 STANDALONE = frozenset(
     {

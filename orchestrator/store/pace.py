@@ -22,7 +22,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-class Pace:
+class SweepPace:
     """The pace of one sweep: `size` is how many items its next group has."""
 
     def __init__(self, connection: Connection) -> None:

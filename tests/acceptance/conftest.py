@@ -11,7 +11,9 @@ from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 Rules = Callable[[RequestRecord], Reply]

@@ -9,7 +9,7 @@ import pytest
 from support.servers.redis_servers import short_folder
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing.server import ModelServer
 
 Launch = Callable[..., FleetWorker]
 AGENTS = Path(__file__).parent / "agent_modules" / "chaos_agents.py"

@@ -23,7 +23,8 @@ from support.workers.load_fleet import LoadFleet, load_fleet
 
 from stepfleet.orchestrator import Batch
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, RequestLog
+from stepfleet.worker.testing.server import ModelServer
+from stepfleet.worker.testing.service import RequestLog
 
 AGENTS = Path(__file__).parent / "agent_modules" / "chaos_agents.py"
 PLAIN = load_agents(str(AGENTS))["plain"]

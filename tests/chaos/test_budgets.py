@@ -25,7 +25,9 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Batch, BudgetUse, Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.server import ModelServer
 
 AGENTS = Path(__file__).parents[1] / "acceptance" / "agent_modules" / "agents.py"
 PLAIN = load_agents(str(AGENTS))["plain"]

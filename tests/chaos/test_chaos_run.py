@@ -18,7 +18,8 @@ from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, RequestLog
+from stepfleet.worker.testing.server import ModelServer
+from stepfleet.worker.testing.service import RequestLog
 
 AGENTS = Path(__file__).parent / "agent_modules" / "chaos_agents.py"
 Played = tuple[ChaosRun, Recount, float]

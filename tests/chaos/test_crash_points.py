@@ -32,7 +32,9 @@ from stepfleet.orchestrator import AgentRunResult, Batch, BudgetUse, Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.crash_points import POINTS
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 Launch = Callable[..., FleetWorker]
 AGENTS_FILE = Path(__file__).parent / "agent_modules" / "chaos_agents.py"

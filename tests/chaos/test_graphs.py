@@ -30,17 +30,12 @@ from stepfleet.orchestrator import AgentRunResult, AsyncFleet, Batch, Fleet, Run
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.following import tick_id, ticks_after
 from stepfleet.orchestrator.batches.scheduling import key_of
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch, run_id_of
-from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.keys import FOLLOW_UPS, SCHEDULE_TURNS, Keys
-from stepfleet.worker.testing import (
-    Fault,
-    FaultKind,
-    ModelServer,
-    Reply,
-    RequestRecord,
-    ToolCallReply,
-)
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, FaultKind, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 FILE = Path(__file__).parent / "agent_modules" / "graph_agents.py"
 AGENTS = load_agents(str(FILE))
@@ -189,8 +184,8 @@ async def make_due(url: str, lines: int, ticks: int) -> list[str]:
     given = [{"id": f"{n}", "input": f"tick {{tick}} line {n}"} for n in range(lines)]
     async with AsyncFleet(url) as fleet:
         await fleet.schedules.add(NAME, given, NODE, cron=cron, missed="all")
-        client = await fleet._session.open()
-        store = Schedules(client.store.connection, client.store.keys)
+        opened = await store_of(fleet)
+        store = opened.schedules
         view, now = await store.get(NAME), await store.now()
         since = now - timedelta(hours=ticks)
         await store.change(view.schedule.model_copy(update={"created": since}), now)

@@ -28,7 +28,10 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 from stepfleet.worker.runtime.rescuer import Rescuer
-from stepfleet.worker.testing import ModelServer, Reply, RequestLog, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
+from stepfleet.worker.testing.service import RequestLog
 
 AGENTS = Path(__file__).parent / "agent_modules" / "chaos_agents.py"
 PLAIN = load_agents(str(AGENTS))["plain"]

@@ -14,7 +14,9 @@ from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.crash_points import LINK_POINTS
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 Launch = Callable[..., FleetWorker]
 TREE = Path(__file__).parent / "agent_modules" / "tree_agents.py"

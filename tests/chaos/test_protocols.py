@@ -22,7 +22,9 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.models.services import environment_of
-from stepfleet.worker.testing import Faults, ModelServer, RequestLog
+from stepfleet.worker.testing.scenario import Faults
+from stepfleet.worker.testing.server import ModelServer
+from stepfleet.worker.testing.service import RequestLog
 
 AGENTS = Path(__file__).parent / "agent_modules" / "arithmetic_agents.py"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "arithmetic"

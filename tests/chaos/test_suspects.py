@@ -22,7 +22,9 @@ from support.workers.load_fleet import LoadFleet, load_fleet
 
 from stepfleet.orchestrator import Batch
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 AGENTS = Path(__file__).parent / "agent_modules" / "poison_agents.py"
 LOADED = load_agents(str(AGENTS))

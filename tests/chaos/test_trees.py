@@ -27,13 +27,10 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import AgentRunResult, ConfigurationError, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import (
-    ModelServer,
-    Reply,
-    RequestLog,
-    RequestRecord,
-    ToolCallReply,
-)
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
+from stepfleet.worker.testing.service import RequestLog
 
 AGENTS = Path(__file__).parent / "agent_modules" / "tree_agents.py"
 WORKERS = 4

@@ -37,8 +37,8 @@ from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import lua
-from stepfleet.orchestrator.store.admission.calls import basing
-from stepfleet.orchestrator.store.model_calls.ledger import EPOCH, Ledger
+from stepfleet.orchestrator.store.admission import basing
+from stepfleet.orchestrator.store.ledger import EPOCH
 from stepfleet.worker import step
 from stepfleet.worker.attempt import made_calls
 from stepfleet.worker.models import Models
@@ -210,7 +210,7 @@ class Scene:
                 await asyncio.wait(tasks)
 
     async def check(self) -> None:
-        ledger = Ledger(self.desk.opened.connection, self.desk.opened.keys)
+        ledger = self.desk.opened.ledger
         today = await ledger.today()
         sums: Counter[tuple[str, str, str]] = Counter()
         answered: Counter[str] = Counter()
@@ -262,7 +262,7 @@ async def play(url: str, operations: list[Any]) -> None:
         scene.gates.append(gate)
         for name in (FIRST, SECOND, TENANT):
             await gate.settings.change(name, {"calls": 1000})
-        today = (await Ledger(desk.opened.connection, desk.opened.keys).today() - EPOCH).days
+        today = (await desk.opened.ledger.today() - EPOCH).days
         await gate.call(basing(TENANT, NOTHING, NOTHING, today))
         scene.lose_replies()
         scene.run_id = await desk.create(tenant="acme")

@@ -30,7 +30,8 @@ from stepfleet.orchestrator.records.conversation.messages import media_messages
 from stepfleet.orchestrator.records.errors import ModelErrorCode
 from stepfleet.orchestrator.records.responses import OutputFormat
 from stepfleet.worker.models import Models
-from stepfleet.worker.testing import Fault, ModelServer, Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.server import ModelServer
 
 PROVIDERS = ("openai", "openai-responses", "anthropic", "google", "bedrock", "azure", "groq")
 SIGNED = {

@@ -10,13 +10,17 @@ from stepfleet.orchestrator import Message, ModelRequest, ModelSettings, ToolSpe
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models import Models
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
+from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario import (
     Prompt,
     PromptCache,
+    Reply,
+    ToolCallReply,
+    Usage,
     automatic,
     marked,
 )
+from stepfleet.worker.testing.server import ModelServer
 
 PROVIDERS = ("openai", "openai-responses", "anthropic", "google", "bedrock")
 MARKED = ("anthropic", "bedrock")

@@ -10,8 +10,12 @@ import redis
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, load_settings
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
-from stepfleet.orchestrator.store.dispatch import TaskMessages, call_label, step_label
-from stepfleet.orchestrator.store.opening.opening import celery_app
+from stepfleet.orchestrator.store.dispatch import (
+    TaskMessages,
+    call_label,
+    celery_app,
+    step_label,
+)
 
 # Made anew for every message: ids, and who sent it.
 OWN = ("id", "root_id", "origin", "correlation_id", "reply_to", "delivery_tag")

@@ -30,7 +30,7 @@ from stepfleet.orchestrator.models.pricing.prices import address_of
 from stepfleet.orchestrator.models.services import SERVICES
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.usage import UsageStats, bounded_cost
-from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
+from stepfleet.orchestrator.store.response_cache import CacheEntries
 
 log = logging.getLogger(__name__)
 

@@ -20,8 +20,9 @@ from greenlet import getcurrent  # type: ignore[import-untyped]
 
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
+from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry, keep_aside
-from stepfleet.orchestrator.store.opening.opening import client_app, open_store
+from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.engine.bridge import PerLoop, TaskGreenlet, await_
 from stepfleet.worker.engine.messages import Gate, Inadmissible
 from stepfleet.worker.engine.transport.ack_buffer import AckBufferChannel

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.events.broadcast import WebhookError
 from stepfleet.orchestrator.events.subscribers import Envelope
-from stepfleet.orchestrator.store.events.feeds import Feeds, Page
+from stepfleet.orchestrator.store.feeds import FeedPage, Feeds
 
 log = logging.getLogger(__name__)
 
@@ -128,7 +128,7 @@ class EventDelivery:
             log.warning("%s keeps its owner until that expires: %s", self._sink.name, error)
         await self._sink.aclose()
 
-    async def _deliver(self, page: Page) -> int:
+    async def _deliver(self, page: FeedPage) -> int:
         """Deliver a page; return how many writes are lost for good, or -1 to retry."""
         try:
             envelopes = await self._chosen(page.envelopes)

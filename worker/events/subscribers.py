@@ -24,12 +24,8 @@ from stepfleet.orchestrator.events.subscribers import BroadcastConfig, Envelope,
 from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal
 from stepfleet.orchestrator.protocol.commit_events import domain_events
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
-from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.configs import Configs
-from stepfleet.orchestrator.store.events.feeds import Feeds
-from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.events.delivery import EventDelivery, Sink
 from stepfleet.worker.ports import StepObserver
 
@@ -43,12 +39,8 @@ class EventFilter:
     happened, so their events are dropped.
     """
 
-    def __init__(
-        self, connection: Connection, keys: Keys, configs: Configs, *, live: bool = False
-    ) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._configs = configs
+    def __init__(self, store: Store, *, live: bool = False) -> None:
+        self._store = store
         self._judged = {EventType.STATUS, *(_STARTS if live else ())}
 
     async def broadcast(self, envelopes: tuple[Envelope, ...]) -> list[Envelope]:
@@ -62,15 +54,17 @@ class EventFilter:
         ]
 
     async def _broadcasts(self, run_ids: list[str]) -> dict[str, BroadcastConfig]:
-        headers = await self._connection.execute_all(
-            *(("HMGET", self._keys.run(run_id), "config", "overrides") for run_id in run_ids)
+        headers = await self._store.connection.execute_all(
+            *(("HMGET", self._store.keys.run(run_id), "config", "overrides") for run_id in run_ids)
         )
         found = {}
         for run_id, (digest, overrides) in zip(run_ids, headers, strict=True):
             # Written by a newer version: one event too many is the smaller harm.
             with suppress(AgentException):
                 if digest:
-                    config = with_stored_overrides(await self._configs.load(digest), overrides)
+                    config = with_stored_overrides(
+                        await self._store.configs.load(digest), overrides
+                    )
                     found[run_id] = config.broadcast
         return found
 
@@ -83,9 +77,7 @@ def _sends(config: BroadcastConfig | None, kind: str) -> bool:
     return not config.include_stream_chunks
 
 
-async def deliveries(
-    opened: OpenStore, owner: str, jitter: Callable[[], float]
-) -> list[EventDelivery]:
+async def deliveries(opened: Store, owner: str, jitter: Callable[[], float]) -> list[EventDelivery]:
     """Return the deliveries of the store's settings; none by default.
 
     They receive the events of all writes from here on. Raises `StoreError` as the store does.
@@ -93,13 +85,13 @@ async def deliveries(
     sinks = sinks_of(opened.settings)
     if not sinks:
         return []
-    feeds = Feeds(opened.connection, opened.keys)
-    await feeds.switch_on()
-    given = opened.connection, opened.keys, opened.configs
+    await opened.feeds.switch_on()
     # Two sets of services may share a process, and then a worker's name.
     own = f"{owner}/{secrets.token_hex(4)}"
     return [
-        EventDelivery(one, feeds, EventFilter(*given, live=one.live).broadcast, own, jitter=jitter)
+        EventDelivery(
+            one, opened.feeds, EventFilter(opened, live=one.live).broadcast, own, jitter=jitter
+        )
         for one in sinks
     ]
 

@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from typing import Self
 
 from celery import Celery
@@ -20,8 +20,8 @@ from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.claim import Held
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
-from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
+from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.orchestrator.store.store import Store, open_store
 from stepfleet.worker.leases.lease import Lease, Leases, Renew
 
 log = logging.getLogger(__name__)
@@ -51,20 +51,16 @@ def renewing(store: StepStore) -> Renew:
     return renew
 
 
-def connecting(settings: Settings, app: Celery, terms: Terms) -> Connect:
+def connecting(settings: Settings, app: Celery) -> Connect:
     """Return what opens a connection of its own for renewals, and closes it."""
     quick = settings.model_copy(
-        update={"patience": terms.lease / LOOKS_PER_LEASE, "connections": 1}
+        update={"patience": settings.lease / LOOKS_PER_LEASE, "connections": 1}
     )
 
     @asynccontextmanager
     async def connect() -> AsyncIterator[Renew]:
-        opened = await open_store(quick, app)
-        given = (opened.connection, opened.keys, opened.configs, opened.dispatch)
-        try:
-            yield renewing(StepStore(*given, terms))
-        finally:
-            await opened.aclose()
+        async with aclosing(await open_store(quick, app)) as opened:
+            yield renewing(opened.steps)
 
     return connect
 
@@ -201,13 +197,13 @@ class Renewal:
         self._pause = lease / RENEWALS_PER_LEASE
 
     @classmethod
-    def over(cls, opened: OpenStore, store: StepStore, leases: Leases, app: Celery | None) -> Self:
+    def over(cls, opened: Store, leases: Leases, app: Celery | None) -> Self:
         """Return the renewal of the running loop; with an `app`, a thread stands by for it."""
         settings, standby = opened.settings, None
         if app is not None:
-            connect = connecting(settings, app, store.terms)
+            connect = connecting(settings, app)
             standby = Standby(leases, connect, lease=settings.lease, limit=settings.blocked_limit)
-        return cls(leases, renewing(store), settings.lease, standby)
+        return cls(leases, renewing(opened.steps), settings.lease, standby)
 
     async def watch(self) -> None:
         """Renew until cancelled."""

@@ -20,16 +20,9 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.batches.batches import Batches
-from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
-from stepfleet.orchestrator.store.batches.requests import BatchRequests
-from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.batches.upkeep import LOOK_SECONDS, BatchUpkeep
-from stepfleet.orchestrator.store.fleet.figures import fleet_figures
-from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA, forget_workers
-from stepfleet.orchestrator.store.fleet.unused_configs import forget_configs
-from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.runs.listing import RunLists
+from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA, fleet_figures, forget_workers
+from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.engine.bridge import end_tasks
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
@@ -72,7 +65,7 @@ class Ends:
 
 
 def background_tasks(
-    opened: OpenStore,
+    opened: Store,
     agents: Sequence[Agent],
     leases: Leases,
     app: Celery,
@@ -107,9 +100,7 @@ def background_tasks(
     return [*tasks, *(asyncio.create_task(one) for one in watches)]
 
 
-async def heartbeat(
-    opened: OpenStore, agents: Sequence[Agent], leases: Leases, app: Celery
-) -> None:
+async def heartbeat(opened: Store, agents: Sequence[Agent], leases: Leases, app: Celery) -> None:
     """Report that this worker lives, and what it holds; announce agents again after a failover."""
     connection, announced = opened.connection, opened.connection.connects
     every = opened.settings.lease / RENEWALS_PER_LEASE
@@ -128,7 +119,7 @@ async def heartbeat(
         await asyncio.sleep(min(every, CHANGE_SECONDS))
 
 
-async def report(opened: OpenStore, agents: Sequence[Agent], leases: Leases, app: Celery) -> None:
+async def report(opened: Store, agents: Sequence[Agent], leases: Leases, app: Celery) -> None:
     """Report once. Raises `StoreError`."""
     now = await opened.connection.now()
     state = {
@@ -167,12 +158,12 @@ def memory_in_use() -> int | None:
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
-async def keep_records(store: OpenStore) -> None:
+async def keep_records(store: Store) -> None:
     """Remove what the fleet's records do not need any more."""
 
     async def look() -> None:
         await forget_workers(store)
-        if gone := await forget_configs(store):
+        if gone := await store.configs.forget_unused(store.settings.retention):
             log.info("forgot %d configurations that no run refers to", gone)
 
     await asyncio.sleep(FIRST_SECONDS)
@@ -181,14 +172,9 @@ async def keep_records(store: OpenStore) -> None:
         await asyncio.sleep(PAUSE_SECONDS)
 
 
-async def keep_batches(store: OpenStore, ended: asyncio.Event) -> None:
+async def keep_batches(store: Store, ended: asyncio.Event) -> None:
     """Look after batches as wholes, and after the lists of runs; at once where one has `ended`."""
-    given, settings = (store.connection, store.keys), store.settings
-    batches = Batches(*given, retention=settings.retention)
-    requests = BatchRequests(*given, store.dispatch, batches, grace=settings.grace)
-    upkeep = BatchUpkeep(*given, retention=settings.retention, requests=requests)
-    lists = RunLists(*given)
-    follow_ups = FollowUps(store, batches)
+    upkeep, lists, follow_ups = store.upkeep, store.lists, FollowUps(store)
     try:
         while True:
             # While some wait for the end of others, ends are noticed sooner.
@@ -215,9 +201,9 @@ async def _is_set(event: asyncio.Event, seconds: float) -> bool:
     return False
 
 
-async def keep_schedules(store: OpenStore) -> None:
+async def keep_schedules(store: Store) -> None:
     """Submit the batches of schedules at their times, each beside the others."""
-    schedules = Schedules(store.connection, store.keys)
+    schedules = store.schedules
     tasks: dict[str, asyncio.Task[None]] = {}
 
     async def look() -> None:
@@ -251,11 +237,10 @@ async def keep_schedules(store: OpenStore) -> None:
 class FollowUps:
     """Submits the batches that follow others, beside all else; `wait`: there may be some."""
 
-    def __init__(self, store: OpenStore, batches: Batches) -> None:
+    def __init__(self, store: Store) -> None:
         self.wait = True
         self._store = store
-        self._batches = batches
-        self._index = FollowUpIndex(store.connection, store.keys, batches)
+        self._index = store.follow_ups
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def look(self) -> None:
@@ -275,9 +260,9 @@ class FollowUps:
 
     async def _submit(self, batch_id: str) -> None:
         # Of the client's side: workers that meet no such batch do not import it.
-        from stepfleet.orchestrator.batches.following import Following  # noqa: PLC0415
+        from stepfleet.orchestrator.batches.following import FollowUpSubmission  # noqa: PLC0415
 
-        following = Following(self._store, self._batches, self._index)
+        following = FollowUpSubmission(self._store)
         await _attempt(f"batch {batch_id}", partial(following.look, batch_id))
 
     async def aclose(self) -> None:

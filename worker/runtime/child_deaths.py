@@ -8,6 +8,7 @@ read from the store, and trusted where that process is gone from this machine.
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import aclosing
 from functools import partial
 from typing import Any
 from weakref import WeakValueDictionary
@@ -18,8 +19,7 @@ from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
 from stepfleet.orchestrator.store.fleet.overview import is_gone_here
-from stepfleet.orchestrator.store.opening.opening import client_app, open_store
-from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
+from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.engine.messages import Inadmissible, work_in
 from stepfleet.worker.runtime.connect import child_name
 
@@ -68,16 +68,12 @@ def counts_lost_children(
 
 async def _count(settings: Settings, hint: Work, is_gone: Callable[[str], bool]) -> None:
     quick = settings.model_copy(update={"patience": _PATIENCE_SECONDS})
-    store = await open_store(quick, client_app(quick))
-    try:
-        marks = IsolationMarks(store.connection, store.keys, store.dispatch)
-        worker = await marks.worker_of(hint)
-        if is_gone(worker) and await marks.child_died(hint, worker):
+    async with aclosing(await open_store(quick)) as store:
+        worker = await store.marks.worker_of(hint)
+        if is_gone(worker) and await store.marks.child_died(hint, worker):
             log.warning(
                 "a child has died with step %d of run %s in its hands", hint.step + 1, hint.run_id
             )
-    finally:
-        await store.aclose()
 
 
 class Requests:

@@ -15,7 +15,7 @@ from redis.exceptions import RedisError
 from stepfleet.orchestrator.errors import AgentException, ModelError
 from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.records.errors import ModelErrorCode
-from stepfleet.orchestrator.store.model_calls.circuits import KNOWN_SECONDS, Circuit, Circuits
+from stepfleet.orchestrator.store.circuits import KNOWN_SECONDS, Circuit, Circuits
 
 log = logging.getLogger(__name__)
 

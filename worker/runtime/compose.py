@@ -16,12 +16,7 @@ from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.batches.batches import Batches
-from stepfleet.orchestrator.store.batches.requests import BatchRequests
-from stepfleet.orchestrator.store.events.feeds import Chunks
-from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
-from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.agents.local import LocalAgents, Sources, sources_of
 from stepfleet.worker.agents.response_cache import ResponseCache
 from stepfleet.worker.agents.streaming import Streaming
@@ -31,7 +26,6 @@ from stepfleet.worker.ports import OpenCircuits, Ports
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.spending import price_by
-from stepfleet.worker.runtime.crash_points import Visit
 from stepfleet.worker.runtime.isolation.isolation import Isolation
 from stepfleet.worker.runtime.waiting.attending import asked_people
 from stepfleet.worker.runtime.waiting.child_runs import ChildRuns
@@ -65,26 +59,23 @@ class Collaborators:
 
     def compose(
         self,
-        opened: OpenStore,
-        store: StepStore,
+        opened: Store,
         gate: Gate,
         isolation: Isolation | None,
-        crash: Visit,
         circuits: OpenCircuits | None = None,
     ) -> Ports:
         """Return the ports of steps over a store; `gate` gives leave to their model calls."""
-        settings, connection = opened.settings, opened.connection
+        settings, store = opened.settings, opened.steps
         self._sources = self._sources or sources_of(self._agents)
-        self._chunks = ChunkSender(Chunks(connection, opened.keys), connection.now)
+        self._chunks = ChunkSender(opened.chunks, opened.connection.now)
         streaming = Streaming(self._chunks, self.listening)
         subscribers = {one.name: one.subscribers for one in self._agents if one.subscribers}
         listener = (SubscriberObserver(subscribers, self.listening),) if subscribers else ()
         logger = step_logger(as_json=settings.log_format == "json")
         cost, store.has_price = _prices([one.config for one in self._agents])
         self._models.watch = gate
-        children = ChildRuns(opened, store, crash)
-        entries = CacheEntries(connection, settings.cache_bytes, opened.keys)
-        cache = self._cache = ResponseCache(entries, cost)
+        children = ChildRuns(opened)
+        cache = self._cache = ResponseCache(opened.cache, cost)
         people = asked_people(store.calls)
         steps = AdmittedSteps(store, gate, price_by(cost))
         return Ports(
@@ -96,7 +87,7 @@ class Collaborators:
             cost=cost,
             jitter=random.random,
             token=lambda: secrets.token_hex(8),
-            crash=crash,
+            crash=opened.crash,
             worker=self._worker,
             poison_limit=settings.poison_limit,
             patience=settings.grace,
@@ -161,9 +152,7 @@ def _is_priced(config: AgentConfig, prices: Prices) -> bool:
     )
 
 
-def _successor(
-    opened: OpenStore, agents: Sequence[Agent]
-) -> Callable[[str], Awaitable[AgentConfig]]:
+def _successor(opened: Store, agents: Sequence[Agent]) -> Callable[[str], Awaitable[AgentConfig]]:
     """Return what finds an agent that goes on with a run: this worker's own, or one announced."""
     here = {one.name: one.config for one in agents}
 
@@ -175,14 +164,12 @@ def _successor(
     return successor
 
 
-def _holding(opened: OpenStore) -> Callable[[Claim, ErrorInfo], Awaitable[int]]:
+def _holding(opened: Store) -> Callable[[Claim, ErrorInfo], Awaitable[int]]:
     """Return what holds batches whose runs end with equal errors."""
-    settings, given = opened.settings, (opened.connection, opened.keys)
-    batches = Batches(*given, retention=settings.retention)
-    requests = BatchRequests(*given, opened.dispatch, batches, grace=settings.grace)
+    most = opened.settings.hold_after
 
     async def hold(claim: Claim, error: ErrorInfo) -> int:
-        batch_id, most = claim.batch_id or "", settings.hold_after
-        return await requests.hold(batch_id, error, claim.config.model, claim.token, most)
+        batch_id = claim.batch_id or ""
+        return await opened.requests.hold(batch_id, error, claim.config.model, claim.token, most)
 
     return hold

@@ -22,8 +22,8 @@ from stepfleet.orchestrator.protocol.claim import Refused, Work
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.opening.opening import client_app
-from stepfleet.orchestrator.store.runs.reading import Runs, StoredRun
+from stepfleet.orchestrator.store.dispatch import client_app
+from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.engine.messages import Inadmissible, work_in
 from stepfleet.worker.leases.lease import Leases
@@ -129,8 +129,7 @@ class InlineWorker:
         return None if status.is_terminal or status == "paused" else run
 
     async def _run(self, run_id: str) -> StoredRun:
-        store = self._services.store
-        return await Runs(store.connection, store.keys, store.configs).get(run_id)
+        return await self._services.store.runs.get(run_id)
 
 
 class LocalWorker:

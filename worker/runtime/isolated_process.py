@@ -23,8 +23,7 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
-from stepfleet.orchestrator.store.opening.opening import client_app
-from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
+from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.isolation.processes import BEGAN, DONE, READY
@@ -48,8 +47,7 @@ class Suspects:
         self._leases = leases
         self._ports = ports
         self._send = send
-        opened = services.store
-        self._marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
+        self._marks = services.store.marks
 
     def receive(self, request: dict[str, Any], tasks: asyncio.TaskGroup) -> None:
         """Begin a piece of work, or interrupt it."""

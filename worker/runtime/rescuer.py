@@ -17,7 +17,7 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, call_label
 from stepfleet.orchestrator.store.keys import RESCUER, Keys
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.opening.clusters import ClusterConnection
+from stepfleet.orchestrator.store.store import ClusterConnection
 from stepfleet.worker.runtime.crash_points import Visit, unharmed
 
 log = logging.getLogger(__name__)

@@ -20,9 +20,7 @@ from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, Work
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.quarantine import keep_aside
-from stepfleet.orchestrator.store.model_calls.circuits import Circuits
-from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
-from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
+from stepfleet.orchestrator.store.store import Store, open_store
 from stepfleet.worker.agents.local import check_sources
 from stepfleet.worker.engine.bridge import PerLoop, end_tasks, home_loop
 from stepfleet.worker.engine.time_limits import TimeLimits
@@ -88,7 +86,7 @@ class LoopServices:
         self._deliveries: list[EventDelivery] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._opening: asyncio.Task[Ports] | None = None
-        self._store: OpenStore | None = None
+        self._store: Store | None = None
         self._has_ended = False
         self._isolation: Isolation | None = None
         self._gate: Gate | None = None
@@ -106,7 +104,7 @@ class LoopServices:
         return await asyncio.shield(self._opening)
 
     @property
-    def store(self) -> OpenStore:
+    def store(self) -> Store:
         """The open store. Raises `StoreError` before the first `ports()`."""
         if self._store is None:
             msg = "the store is not open yet"
@@ -172,7 +170,9 @@ class LoopServices:
             await disconnect(self._store)
 
     async def _open(self) -> Ports:
-        opened = self._store = await open_store(self._settings, self._app)
+        opened = self._store = await open_store(
+            self._settings, self._app, worker=self._leases.worker, crash=self._crash
+        )
         opened.connection.patience = self._patience
         try:
             return await self._set_up(opened)
@@ -185,28 +185,26 @@ class LoopServices:
             await opened.aclose()
             raise
 
-    async def _set_up(self, opened: OpenStore) -> Ports:
+    async def _set_up(self, opened: Store) -> Ports:
         leases, app, settings = self._leases, self._app, self._settings
-        store = await connect(opened, self._agents, self._crash, leases.worker)
-        self._renewal = Renewal.over(opened, store, leases, app if self._consumes else None)
+        await connect(opened, self._agents)
+        self._renewal = Renewal.over(opened, leases, app if self._consumes else None)
         isolation = None
         if self._consumes:
             self._deliveries = await deliveries(opened, process_name(), random.random)
             processes = None
             if self._isolates:
                 processes = IsolatedProcesses(draining=lambda: leases.draining)
-            marks = IsolationMarks(opened.connection, opened.keys, opened.dispatch)
             renew, limit, grace = self._renewal.once, settings.poison_limit, settings.grace
-            isolation = self._isolation = Isolation(limit, grace, renew, marks, processes)
-        self._linked = LinkedRuns(opened, store, self._crash)
-        gate = self._gate = Gate(opened, f"{process_name()}:{id(self):x}", self._crash)
-        ticker = Ticker(opened, store, gate, leases)
+            isolation = self._isolation = Isolation(limit, grace, renew, opened.marks, processes)
+        self._linked = LinkedRuns(opened)
+        gate = self._gate = Gate(opened, f"{process_name()}:{id(self):x}")
+        ticker = Ticker(opened, gate, leases)
         await ticker.prepare()
         circuits = None
         if self._consumes and settings.circuit_after:
-            fleet = Circuits(opened.connection, opened.keys, settings.rescue_interval)
-            circuits = CircuitBreaker(fleet, settings.circuit_after)
-        ports = self._shared.compose(opened, store, gate, isolation, self._crash, circuits)
+            circuits = CircuitBreaker(opened.circuits, settings.circuit_after)
+        ports = self._shared.compose(opened, gate, isolation, circuits)
         renewals = asyncio.create_task(self._renewal.watch(), name="stepfleet-leases")
         ticks = asyncio.create_task(ticker.watch(), name="stepfleet-limits")
         self._tasks = [renewals, ticks]

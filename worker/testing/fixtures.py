@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from stepfleet.worker.testing import ModelServer, Scripted
+    from stepfleet.worker.testing.scripted import Scripted
+    from stepfleet.worker.testing.server import ModelServer
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def model_server() -> "Iterator[ModelServer]":
     The test fails when a client broke the protocol or a rule raised, unless it has called
     `model_server.log.clear()` after looking at `model_server.violations`.
     """
-    from stepfleet.worker.testing import ModelServer  # noqa: PLC0415 - not at each start of pytest
+    from stepfleet.worker.testing.server import ModelServer  # noqa: PLC0415 - not at each start of pytest
 
     with ModelServer() as server:
         yield server
@@ -32,7 +33,7 @@ def model_server() -> "Iterator[ModelServer]":
 @pytest.fixture(scope="session")
 def scripted_session() -> "Iterator[Scripted]":
     """What the `scripted` of all tests of a process share: a private server, made once."""
-    from stepfleet.worker.testing import Scripted  # noqa: PLC0415 - not at each start of pytest
+    from stepfleet.worker.testing.scripted import Scripted  # noqa: PLC0415 - not at each start of pytest
 
     with Scripted() as made:
         yield made

@@ -16,8 +16,8 @@ from stepfleet.orchestrator.agents.agent import Agent, with_sub_agents
 from stepfleet.orchestrator.agents.answers.definitions import STRUCTURED_RESPONSE
 from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.client.inputs import Input
 from stepfleet.orchestrator.client.local import DebugStep, LocalFleet, stepped
-from stepfleet.orchestrator.client.submission.inputs import Input
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.orchestrator.models.llm import LLM

@@ -1,9 +1,9 @@
 """Names that programs written for earlier agent frameworks know: snapshots, traces, checkpoints."""
 
-from stepfleet.orchestrator.client.checkpoints.files import CheckpointFolder as CheckpointFolder
-from stepfleet.orchestrator.client.checkpoints.files import load_checkpoint as load_checkpoint
-from stepfleet.orchestrator.client.checkpoints.files import save_checkpoint as save_checkpoint
-from stepfleet.orchestrator.client.checkpoints.record import AgentCheckpoint as AgentCheckpoint
+from stepfleet.orchestrator.client.checkpoints import AgentCheckpoint as AgentCheckpoint
+from stepfleet.orchestrator.client.checkpoints import CheckpointFolder as CheckpointFolder
+from stepfleet.orchestrator.client.checkpoints import load_checkpoint as load_checkpoint
+from stepfleet.orchestrator.client.checkpoints import save_checkpoint as save_checkpoint
 from stepfleet.orchestrator.memory.conversation import MemoryManager as MemoryManager
 from stepfleet.orchestrator.protocol.serialization import (
     SlimSerializationConfig as SlimSerializationConfig,

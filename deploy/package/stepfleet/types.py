@@ -9,29 +9,25 @@ from stepfleet.orchestrator.batches.check import LineProblem as LineProblem
 from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
 from stepfleet.orchestrator.batches.failures import Failures as Failures
 from stepfleet.orchestrator.batches.files.tables import ResultTable as ResultTable
+from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals as AsyncFleetApprovals
 from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
-from stepfleet.orchestrator.client.blocking.fleet import FleetApprovals as FleetApprovals
-from stepfleet.orchestrator.client.blocking.fleet import FleetBatches as FleetBatches
-from stepfleet.orchestrator.client.blocking.fleet import FleetCache as FleetCache
-from stepfleet.orchestrator.client.blocking.fleet import FleetHistory as FleetHistory
-from stepfleet.orchestrator.client.blocking.fleet import FleetLimits as FleetLimits
-from stepfleet.orchestrator.client.blocking.fleet import FleetRuns as FleetRuns
-from stepfleet.orchestrator.client.blocking.fleet import FleetSchedules as FleetSchedules
-from stepfleet.orchestrator.client.history.comparison import RunComparison as RunComparison
-from stepfleet.orchestrator.client.history.history import AsyncFleetHistory as AsyncFleetHistory
+from stepfleet.orchestrator.client.blocking import FleetApprovals as FleetApprovals
+from stepfleet.orchestrator.client.blocking import FleetBatches as FleetBatches
+from stepfleet.orchestrator.client.blocking import FleetCache as FleetCache
+from stepfleet.orchestrator.client.blocking import FleetHistory as FleetHistory
+from stepfleet.orchestrator.client.blocking import FleetLimits as FleetLimits
+from stepfleet.orchestrator.client.blocking import FleetRuns as FleetRuns
+from stepfleet.orchestrator.client.blocking import FleetSchedules as FleetSchedules
+from stepfleet.orchestrator.client.cache import AsyncFleetCache as AsyncFleetCache
+from stepfleet.orchestrator.client.comparison import RunComparison as RunComparison
+from stepfleet.orchestrator.client.history import AsyncFleetHistory as AsyncFleetHistory
+from stepfleet.orchestrator.client.limits import AsyncFleetLimits as AsyncFleetLimits
 from stepfleet.orchestrator.client.local import DebugStep as DebugStep
-from stepfleet.orchestrator.client.operations.approvals import (
-    AsyncFleetApprovals as AsyncFleetApprovals,
-)
-from stepfleet.orchestrator.client.operations.cache import AsyncFleetCache as AsyncFleetCache
-from stepfleet.orchestrator.client.operations.limits import AsyncFleetLimits as AsyncFleetLimits
-from stepfleet.orchestrator.client.operations.schedules import (
-    AsyncFleetSchedules as AsyncFleetSchedules,
-)
 from stepfleet.orchestrator.client.rendering import RunView as RunView
 from stepfleet.orchestrator.client.rendering import UIMessage as UIMessage
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns as AsyncFleetRuns
-from stepfleet.orchestrator.client.watching.conditions import RunConditions as RunConditions
+from stepfleet.orchestrator.client.runs import RunConditions as RunConditions
+from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules as AsyncFleetSchedules
 from stepfleet.orchestrator.models.caching import CacheStatistics as CacheStatistics
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics as CostStatistics
 from stepfleet.orchestrator.models.pricing.ledger import ModelCall as ModelCall
@@ -61,10 +57,10 @@ from stepfleet.orchestrator.records.schedule import ScheduleState as ScheduleSta
 from stepfleet.orchestrator.records.schedule import ScheduleView as ScheduleView
 from stepfleet.orchestrator.records.steps import Handoff as Handoff
 from stepfleet.orchestrator.records.steps import LoggedStep as LoggedStep
-from stepfleet.orchestrator.store.admission.limit_use import BudgetUse as BudgetUse
-from stepfleet.orchestrator.store.admission.limit_use import LimitUse as LimitUse
-from stepfleet.orchestrator.store.admission.lines import LimitState as LimitState
-from stepfleet.orchestrator.store.admission.lines import LimitWait as LimitWait
-from stepfleet.orchestrator.store.admission.lines import LimitWaits as LimitWaits
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview as FleetOverview
+from stepfleet.orchestrator.store.limits import BudgetUse as BudgetUse
+from stepfleet.orchestrator.store.limits import LimitState as LimitState
+from stepfleet.orchestrator.store.limits import LimitUse as LimitUse
+from stepfleet.orchestrator.store.limits import LimitWait as LimitWait
+from stepfleet.orchestrator.store.limits import LimitWaits as LimitWaits
 from stepfleet.orchestrator.store.runs.reading import StoredRun as StoredRun

@@ -13,9 +13,7 @@ from stepfleet.orchestrator.client.watching.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import EventType, StreamedText
 from stepfleet.orchestrator.records.state import TERMINAL
 from stepfleet.orchestrator.records.steps import StepResult
-from stepfleet.orchestrator.store.events.feeds import Chunks
-from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.runs.reading import Runs
+from stepfleet.orchestrator.store.store import Store
 
 LAST_CHUNK_SECONDS = 2.0
 LAST_CHUNK_LOOK = 0.1
@@ -91,13 +89,13 @@ class _Progress:
         return not self.starts.covers(event)
 
 
-class Following:
+class RunFollower:
     """Follows runs of an open store."""
 
-    def __init__(self, store: OpenStore, runs: Runs, watch: RunWatch) -> None:
-        self._runs = runs
+    def __init__(self, store: Store, watch: RunWatch) -> None:
+        self._runs = store.runs
         self._watch = watch
-        self._chunks = Chunks(store.connection, store.keys)
+        self._chunks = store.chunks
 
     async def envelopes(self, run_id: str, since: int, *, chunks: bool) -> Envelopes:
         """Yield the events after number `since` until the run has ended, and the text's chunks.

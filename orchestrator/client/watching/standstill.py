@@ -6,14 +6,26 @@ Reads now and then, and only while a wait has no progress. Decides the text; cha
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from contextlib import suppress
+from collections import Counter
+from collections.abc import (
+    AsyncGenerator,
+    Awaitable,
+    Callable,
+    Collection,
+    Iterable,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, suppress
 
 from redis.exceptions import RedisError
 
-from stepfleet.orchestrator.client.watching.held import Held
-from stepfleet.orchestrator.client.watching.people import People
 from stepfleet.orchestrator.errors import AgentException
+from stepfleet.orchestrator.protocol.verdict import circuit_id
+from stepfleet.orchestrator.protocol.waiting import waits_in
+from stepfleet.orchestrator.records.calls.answers import Awaited
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.codec import load_outage
 from stepfleet.orchestrator.store.fleet.checks import serving
 from stepfleet.orchestrator.store.fleet.overview import (
     Need,
@@ -23,7 +35,8 @@ from stepfleet.orchestrator.store.fleet.overview import (
     troubles,
     workers,
 )
-from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.limits import LimitStore
+from stepfleet.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +51,14 @@ READ_SECONDS = 1.0
 
 Needs = Callable[[], Awaitable[Sequence[Need]]]
 """Reads what the runs that are waited for need."""
+SAMPLED = 100
+"""Runs that are looked at: of those that are held, and evenly of a batch."""
+Held = Callable[[], Awaitable[str]]
+"""Reads what holds that which is waited for; an empty text where nothing does."""
+People = Callable[[], Awaitable[str]]
+"""Reads what waits for people of that which is waited for; an empty text where nothing does."""
+_NAMED = 10
+"""Runs before a run that are named."""
 
 
 def lacking(
@@ -69,7 +90,7 @@ class Standstill:
     """
 
     def __init__(
-        self, store: OpenStore, exempt: Collection[str], *, starts_workers: bool = False
+        self, store: Store, exempt: Collection[str], *, starts_workers: bool = False
     ) -> None:
         self.report: Callable[[str], None] = self._log
         self._store = store
@@ -161,3 +182,116 @@ class Quiet:
         if reason != self._reason:
             self._reason = reason
             self._standstill.report(reason)
+
+
+def held_batch(store: Store, batch_id: str) -> Held:
+    """Return what reads the limits and services that hold runs of a batch, and those below them."""
+    limits, circuits = store.limits, store.circuits
+
+    async def own(run_ids: Sequence[str]) -> set[str]:
+        """Return those that are of the batch, or that it pays for."""
+        heads = await store.connection.execute_all(
+            *(("HMGET", store.keys.run(one), "batch", "billed") for one in run_ids)
+        )
+        return {one for one, head in zip(run_ids, heads, strict=True) if batch_id in head}
+
+    async def read() -> str:
+        outages = [
+            str(one)
+            for one in await circuits.outages()
+            if one.waiting and await own(await circuits.some_of(circuit_id(one.service), SAMPLED))
+        ]
+        waiting = await limits.some_waiting(SAMPLED)
+        waits = {one: waiting[one] for one in await own(list(waiting))}
+        if not waits and waiting:  # among many others
+            rows = (await store.batches.get(batch_id)).rows
+            every = range(0, rows, max(-(-rows // SAMPLED), 1))
+            waits = await limits.waiting_for([run_id_of(batch_id, row) for row in every])
+        return "; ".join([*outages, *await _named(limits, waits)])
+
+    return read
+
+
+def held_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> Held:
+    """Return what reads the limits and services that hold these runs.
+
+    Of runs that wait for others, below them, anything may be that holds anybody.
+    """
+    limits, circuits = store.limits, store.circuits
+
+    async def read() -> str:
+        some = run_ids()[:SAMPLED]
+        fields = ("outage", "waiting", "step")
+        heads = await store.connection.execute_all(
+            *(("HMGET", store.keys.run(one), *fields) for one in some)
+        )
+        waits_below = any(
+            one.queue == Awaited.RUN
+            for _, text, step in heads
+            for one in waits_in(text or "", step or "")
+        )
+        known = [out for text, _, _ in heads if (out := load_outage(text))]
+        out_for = {of for out in known for of in out.circuits}
+        outages = [
+            str(one)
+            for one in (await circuits.outages() if out_for or waits_below else ())
+            if one.waiting and (waits_below or circuit_id(one.service) in out_for)
+        ]
+        waits = await limits.waiting_for(some)
+        if not waits and waits_below:
+            return "; ".join([*outages, *map(str, await limits.lines(1))])
+        return "; ".join([*outages, *await _named(limits, waits)])
+
+    return read
+
+
+async def _named(limits: LimitStore, waits: Mapping[str, str]) -> list[str]:
+    """Return in words for which limit most runs wait; `waits` has its name by run."""
+    most = [name for name, _ in Counter(waits.values()).most_common(1)]
+    return [str(one) for one in await limits.states(most)]
+
+
+def people_of_batch(store: Store, batch_id: str) -> People:
+    """Return what reads the calls of a batch that wait for people."""
+
+    async def read() -> str:
+        found = await store.approvals.count_of_batch(batch_id)
+        return f"{found}: stepfleet approvals --batch {batch_id}" if found.count else ""
+
+    return read
+
+
+def people_of_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> People:
+    """Return what reads the calls that wait for people of these runs, and of those below them."""
+
+    async def read() -> str:
+        found = await store.approvals.count_of_runs(run_ids())
+        return f"{found}: stepfleet approvals" if found.count else ""
+
+    return read
+
+
+@asynccontextmanager
+async def explained_when_late(
+    about: str, seconds: float | None, why: Callable[[], Awaitable[str]]
+) -> AsyncGenerator[None, None]:
+    """Raise `TimeoutError` after `seconds` that says what `why` does, which has a second for it."""
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        text = f"{about} has not ended after {seconds:g} s"
+        with suppress(TimeoutError, AgentException, RedisError):
+            async with asyncio.timeout(READ_SECONDS):
+                text += f"; {await why()}"
+        raise TimeoutError(text) from None
+
+
+def begins_after(before: Mapping[str, str]) -> str:
+    """Return for which runs one waits before it begins: ids and statuses. Pure."""
+    named = ", ".join(f"{run} ({status})" for run, status in list(before.items())[:_NAMED])
+    more = f" and {len(before) - _NAMED:,} more" if len(before) > _NAMED else ""
+    return f"begins when these have ended: {named}{more}"

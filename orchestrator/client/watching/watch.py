@@ -10,7 +10,7 @@ lease: there may be no other worker to do it.
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -19,9 +19,8 @@ from stepfleet.orchestrator.client.watching.standstill import Quiet
 from stepfleet.orchestrator.errors import StoreError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.records.codec import milliseconds
+from stepfleet.orchestrator.store.codec import milliseconds
+from stepfleet.orchestrator.store.store import Store
 
 SHORTEST_LOOK = 0.02
 LONGEST_LOOK = 0.25
@@ -33,8 +32,6 @@ _FIELDS = ("status", "seq", "step", "updated")
 _LEFT_FIELDS = ("want", "want_note", "token", "lease")
 SAMPLED = 50
 """Of so many runs is read what they wait for, where nothing moves."""
-Cancel = Callable[[str, str], Awaitable[object]]
-"""Repeats the cancel of a run (id, note)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,20 +86,18 @@ class _Waiter:
 class RunWatch:
     """Watches runs for all waiters of one event loop. `aclose` fails those that still wait.
 
-    `cancel` completes a cancel that a dead worker left undone; `quiet` returns what reports why
+    Completes a cancel that a dead worker left undone. `quiet`, if given, returns what reports why
     none of the runs (that a function returns) moves.
     """
 
     def __init__(
         self,
-        connection: Connection,
-        keys: Keys,
-        cancel: Cancel,
-        quiet: Callable[[Callable[[], Sequence[str]]], Quiet],
+        store: Store,
+        quiet: Callable[[Callable[[], Sequence[str]]], Quiet] | None = None,
     ) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._cancel = cancel
+        self._connection = store.connection
+        self._keys = store.keys
+        self._cancel = store.control.cancel_unread
         self._quiet = quiet
         self._waiters: set[_Waiter] = set()
         self._polling: asyncio.Task[None] | None = None
@@ -141,7 +136,9 @@ class RunWatch:
 
     async def _poll(self) -> None:
         pause = SHORTEST_LOOK
-        quiet = self._quiet(lambda: [one.run_id for one in islice(self._waiters, SAMPLED)])
+        quiet = self._quiet and self._quiet(
+            lambda: [one.run_id for one in islice(self._waiters, SAMPLED)]
+        )
         while self._waiters:
             self._joined.clear()
             waiting = tuple(self._waiters)
@@ -153,7 +150,8 @@ class RunWatch:
             woken = sum(one.wake(positions[one.run_id]) for one in waiting)
             pause = SHORTEST_LOOK if woken else min(pause * 1.5, LONGEST_LOOK)
             least = min(max(len(positions) / POLLED_PER_SECOND, SHORTEST_LOOK), MOST_SECONDS)
-            await quiet.tick(idle=not woken)
+            if quiet:
+                await quiet.tick(idle=not woken)
             await self._rest(least, max(pause - least, 0.0))
 
     async def _rest(self, seconds: float, more: float) -> None:

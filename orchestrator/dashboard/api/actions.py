@@ -10,9 +10,9 @@ from typing import Any, ClassVar, TypeVar, cast
 from tornado import web
 
 from stepfleet.orchestrator.agents.config import named_overrides
-from stepfleet.orchestrator.client.operations.approvals import KINDS, Which
-from stepfleet.orchestrator.client.operations.asks_below import asks_below
-from stepfleet.orchestrator.client.watching.conditions import RunConditions
+from stepfleet.orchestrator.client.approvals import KINDS, AskFilter, asks_below
+from stepfleet.orchestrator.client.fleet import store_of
+from stepfleet.orchestrator.client.runs import RunConditions
 from stepfleet.orchestrator.dashboard.access import exact_in_browsers
 from stepfleet.orchestrator.dashboard.api.handling import (
     FIX,
@@ -35,7 +35,6 @@ from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.events.envelope import args_shown
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import AskPage, Decided
-from stepfleet.orchestrator.store.fleet.people import ask_figures
 from stepfleet.orchestrator.store.runs.control import ControlResult
 
 log = logging.getLogger(__name__)
@@ -61,16 +60,16 @@ class Audited(ApiHandler):
         self, verb: str, target: str, detail: str, act: Callable[[], Awaitable[T]]
     ) -> T:
         """Return what `act` returns, noted before and after."""
-        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
+        store = await store_of(self.site.fleet)
         about = (self.user, verb, target)
         log.info("%s: %s of %s", *about)
-        await client.audit.note(*about, f"requested {detail}")
+        await store.audit.note(*about, f"requested {detail}")
         try:
             result = await act()
         except AgentException as error:
-            await client.audit.note(*about, f"refused: {error.message}")
+            await store.audit.note(*about, f"refused: {error.message}")
             raise
-        await client.audit.note(*about, f"done: {result.to_json()}")
+        await store.audit.note(*about, f"done: {result.to_json()}")
         return result
 
 
@@ -310,7 +309,7 @@ class Approvals(ReadHandler):
         else:
             page = await approvals.page(**{"limit": MOST, **query})
         shows = self.shows_content
-        store = (await fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+        store = await store_of(fleet)
         return WaitingPage(
             waiting=tuple(
                 Waiting(
@@ -323,7 +322,7 @@ class Approvals(ReadHandler):
                 for one in page.asks
             ),
             next=page.next,
-            total=(await ask_figures(store)).count,
+            total=(await store.approvals.figures()).count,
         )
 
     def _shown(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -375,8 +374,8 @@ class Decide(ActionHandler):
             raise ConfigurationError("body: write runs or a filter, message, and at")
         if given.runs is None and given.filter is None:
             raise ConfigurationError("body: write runs, a list of ids, or a filter, or both")
-        if given.filter is not None and not given.filter.keys() <= Which.__annotations__.keys():
-            raise ConfigurationError(f"filter: write {', '.join(Which.__annotations__)}")
+        if given.filter is not None and not given.filter.keys() <= AskFilter.__annotations__.keys():
+            raise ConfigurationError(f"filter: write {', '.join(AskFilter.__annotations__)}")
         options: dict[str, Any] = {"approve": verb != "deny", "by": self.user}
         if given.message:
             options["answer" if verb == "answer" else "reason"] = given.message

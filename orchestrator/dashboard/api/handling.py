@@ -68,7 +68,7 @@ class FileWork:
                 loop.call_soon_threadsafe(lambda: None if done.done() else put(value))
 
         async def work() -> T:
-            known = fleet._session.settings  # noqa: SLF001 - no part of the public client
+            known = fleet.settings
             patient = known.model_copy(update={"patience": max(known.patience, WORK_PATIENCE)})
             async with AsyncFleet(settings=patient) as own:
                 return await what(own)

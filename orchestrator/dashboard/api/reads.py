@@ -17,7 +17,7 @@ from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.batches.files.openai_format import to_openai_line
 from stepfleet.orchestrator.batches.results import as_line, full
 from stepfleet.orchestrator.client.batch import AsyncBatch
-from stepfleet.orchestrator.client.fleet import AsyncFleet
+from stepfleet.orchestrator.client.fleet import AsyncFleet, store_of
 from stepfleet.orchestrator.dashboard.api.handling import (
     ApiHandler,
     MissingError,
@@ -41,10 +41,16 @@ from stepfleet.orchestrator.records.ledger import Costs
 from stepfleet.orchestrator.records.run.summary import RunPage, RunSummary, RunTimeline
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.fleet.checks import Check, fail, stopping, versions
-from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet, server_checks
+from stepfleet.orchestrator.store.fleet.checks import (
+    Check,
+    fail,
+    fleet_checks,
+    read_fleet,
+    server_checks,
+    stopping,
+    versions,
+)
 from stepfleet.orchestrator.store.fleet.overview import is_paused, workers
-from stepfleet.orchestrator.store.fleet.people import asks_of
 
 KIND = "text/plain; charset=UTF-8"
 SEND_SECONDS = 60.0
@@ -79,8 +85,8 @@ class TextOf(ApiHandler):
         return None
 
     async def _send(self, run_id: str, step: int, part: str) -> None:
-        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
-        text = await client.timelines.text(run_id, step, part)
+        store = await store_of(self.site.fleet)
+        text = await store.timelines.text(run_id, step, part)
         # Only names of texts that there are come so far.
         name = f"run-{run_id}-step-{step}-{part.replace(':', '-')}.txt"
         self.set_header("Content-Type", KIND)
@@ -235,7 +241,7 @@ class Run(ReadHandler):
         fleet = self.site.fleet
         found = await fleet.runs.timeline(path[0], **query, content=self.shows_content)
         if not found.run.status.is_terminal:
-            store = (await fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+            store = await store_of(fleet)
             found = found.model_copy(update={"fleet_paused": await is_paused(store)})
         moves = found.run.status in (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
         if moves and not found.waits_for and (wait := await fleet.limits.wait_of(path[0])):
@@ -273,8 +279,8 @@ class OneBatch(ReadHandler):
         )
 
     async def _asks(self, batch_id: str) -> AskCount:
-        store = (await self.site.fleet._session.open()).store  # noqa: SLF001 - no part of the public client
-        return await self.site.asks.get(batch_id, partial(asks_of(store).count_of_batch, batch_id))
+        store = await store_of(self.site.fleet)
+        return await self.site.asks.get(batch_id, partial(store.approvals.count_of_batch, batch_id))
 
 
 class FleetState(ReadHandler):
@@ -286,7 +292,7 @@ class FleetState(ReadHandler):
     async def found(self, *_: str, **__: Any) -> FleetReport:
         """Return the fleet."""
         fleet = self.site.fleet
-        store = (await fleet._session.open()).store  # noqa: SLF001 - no part of the public client
+        store = await store_of(fleet)
         servers = partial(asyncio.to_thread, _server_checks, store.settings)
         of_servers = await self.site.servers.get("", servers)
         read = await read_fleet(store)
@@ -303,8 +309,8 @@ class WorkersOf(ReadHandler):
 
     async def found(self, *_: str, **__: Any) -> WorkersReport:
         """Return the workers."""
-        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
-        found = await workers(client.store)
+        store = await store_of(self.site.fleet)
+        found = await workers(store)
         return WorkersReport(workers=tuple(found), checks=(versions(found), *stopping(found)))
 
 
@@ -349,8 +355,8 @@ class AuditOf(ReadHandler):
 
     async def found(self, *_: str, **query: Any) -> AuditPage:
         """Return the entries."""
-        client = await self.site.fleet._session.open()  # noqa: SLF001 - no part of the public client
-        found = await client.audit.newest(query.get("limit", 100))
+        store = await store_of(self.site.fleet)
+        found = await store.audit.newest(query.get("limit", 100))
         return AuditPage(entries=tuple(AuditEntry(**one) for one in found))
 
 

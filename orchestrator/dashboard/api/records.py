@@ -8,10 +8,9 @@ from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.calls.answers import Ask, AskCount
-from stepfleet.orchestrator.store.admission.limit_use import LimitUse
-from stepfleet.orchestrator.store.admission.lines import LimitWaits
 from stepfleet.orchestrator.store.fleet.checks import Check
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen
+from stepfleet.orchestrator.store.limits import LimitUse, LimitWaits
 
 
 class Problem(Record):

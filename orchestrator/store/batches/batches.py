@@ -11,11 +11,10 @@ from uuid import UUID, uuid5
 from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError
 from stepfleet.orchestrator.records.batch import BatchProgress, Manifest, progress_of
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.codec import moment
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.lua import flat
-from stepfleet.orchestrator.store.records.codec import moment
 
 MOST_TIDIED = 5
 ROWS = 2_000
@@ -66,7 +65,7 @@ def _namespace(batch_id: str) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class EndedPage:
     """Runs that ended in one shard, in that order, and the place to go on from."""
 
     shard: int
@@ -74,14 +73,13 @@ class Ended:
     place: int
 
 
-class Batches:
+class Batches(Gateway):
     """Reads and writes the records of whole batches."""
 
-    def __init__(self, connection: Connection, keys_: Keys, *, retention: int) -> None:
-        self._connection = connection
-        self._keys = keys_
-        self._all, self._sweeps = keys_.of(keys.BATCHES), keys_.of(keys.SWEEPS)
-        self._retention = timedelta(seconds=retention)
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened)
+        self._all, self._sweeps = opened.keys.of(keys.BATCHES), opened.keys.of(keys.SWEEPS)
+        self._retention = timedelta(seconds=opened.settings.retention)
 
     async def find(self, batch_id: str) -> Manifest | None:
         """Return a batch's manifest; None if there is none of that id."""
@@ -266,7 +264,7 @@ class Batches:
 
     async def ended_after(
         self, batch_id: str, places: Mapping[int, int], limit: int
-    ) -> list[Ended]:
+    ) -> list[EndedPage]:
         """Return up to `limit` runs per shard that ended behind its place in `places`."""
         last = ("+inf", "WITHSCORES", "LIMIT", 0, limit)
         reads = (
@@ -275,7 +273,7 @@ class Batches:
         )
         replies = await self._connection.execute_all(*reads)
         return [
-            Ended(shard, tuple(flat[::2]), int(float(flat[-1])))
+            EndedPage(shard, tuple(flat[::2]), int(float(flat[-1])))
             for shard, flat in zip(self._shards, replies, strict=True)
             if flat
         ]

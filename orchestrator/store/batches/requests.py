@@ -18,13 +18,11 @@ from stepfleet.orchestrator.errors import NotFoundError, StoreError
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.batch import BatchHold, Manifest
 from stepfleet.orchestrator.records.errors import ErrorInfo, cause_of
-from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.dispatch import Dispatch
-from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.lua import load, run_script
-from stepfleet.orchestrator.store.pace import Pace
+from stepfleet.orchestrator.store.pace import SweepPace
 
 ROWS = 1600
 """Rows in one page of a sweep."""
@@ -39,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BatchRequest:
     """A request to a batch: `word` is cancel, pause or resume; `fields` (JSON) are a cancel's."""
 
     batch_id: str
@@ -58,25 +56,18 @@ class Swept:
     held: int = 0
 
 
-class BatchRequests:
-    """Makes requests to batches, and sweeps. `grace` in seconds."""
+class BatchRequests(Gateway):
+    """Makes requests to batches, and sweeps."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        keys_: Keys,
-        dispatch: Dispatch,
-        batches: Batches,
-        grace: float,
-    ) -> None:
-        self._connection = connection
-        self._keys = keys_
-        self._sweeps = keys_.of(keys.SWEEPS)
-        self._dispatch = dispatch
+    def __init__(self, opened: Opened, batches: Batches) -> None:
+        super().__init__(opened)
+        self._sweeps = opened.keys.of(keys.SWEEPS)
         self._batches = batches
-        self._grace_ms = round(grace * 1000)
+        self._grace_ms = round(opened.settings.grace * 1000)
 
-    async def ask(self, manifest: Manifest, word: str, token: str, fields: str = "") -> Request:
+    async def ask(
+        self, manifest: Manifest, word: str, token: str, fields: str = ""
+    ) -> BatchRequest:
         """Put a request in force on all shards. Its repetition, by `token`, is the same one.
 
         Raises `NotFoundError` if there is no such batch any more.
@@ -88,13 +79,13 @@ class BatchRequests:
             reply = await self._ask(batch_id, word, token, fields)
             if reply[0] != "sweeping":
                 break
-            unfinished = Request(batch_id, manifest.rows, *_parts(reply[1:]))
+            unfinished = BatchRequest(batch_id, manifest.rows, *_parts(reply[1:]))
             await self.flag(unfinished)
             await self.sweep(unfinished)
         if reply[0] == "unknown":
             await self._unnote(batch_id, noted)
             raise NotFoundError(f"no batch has the id {batch_id!r}")
-        request = Request(batch_id, manifest.rows, word, int(reply[1]), fields)
+        request = BatchRequest(batch_id, manifest.rows, word, int(reply[1]), fields)
         await self._note(batch_id)
         await self.flag(request)
         return request
@@ -122,21 +113,27 @@ class BatchRequests:
             log.warning("batch %s is held: %s", batch_id, held)
             # Any worker sweeps, and flags once more if this one dies.
             await self._connection.execute("ZADD", self._sweeps, 0, batch_id)
-            await self.flag(Request(batch_id, 0, "pause", number))
+            await self.flag(BatchRequest(batch_id, 0, "pause", number))
         return 0
 
-    async def flag(self, request: Request) -> None:
+    async def pause_fleet(self, *, paused: bool) -> None:
+        """Let no step or tool begin on any shard, or let them begin again."""
+        verb, *value = ("HSET", "1") if paused else ("HDEL",)
+        flags = map(self._keys.flags, range(self._keys.shards))
+        await self._connection.execute_all(*((verb, one, "fleet", *value) for one in flags))
+
+    async def flag(self, request: BatchRequest) -> None:
         """Put a request in force on each shard; doing it again changes nothing."""
         await self._flag(request, request.word)
 
-    async def lift(self, request: Request) -> None:
+    async def lift(self, request: BatchRequest) -> None:
         """Remove a request that all runs have received. No older one comes back."""
         await self._flag(request, "")
 
-    async def sweep(self, request: Request, on_rows: OnRows = lambda _: None) -> Swept:
+    async def sweep(self, request: BatchRequest, on_rows: OnRows = lambda _: None) -> Swept:
         """Apply the request to every run, in pages; a newer request ends it."""
         await load(self._connection, "sweep")
-        swept, pace = Swept(), Pace(self._connection)
+        swept, pace = Swept(), SweepPace(self._connection)
         noted = await self._note(request.batch_id)
         for first in range(request.row, request.rows, ROWS):
             last = min(first + ROWS, request.rows)
@@ -170,7 +167,7 @@ class BatchRequests:
                 await self._note(batch_id)
         return finished
 
-    async def unfinished(self, batch_id: str) -> Request | None:
+    async def unfinished(self, batch_id: str) -> BatchRequest | None:
         """Return the batch's request that has not reached all its runs; None if there is none."""
         sweep, rows, order, created = await self._connection.execute(
             "HMGET", self._keys.manifest(batch_id), "sweep", "rows", "order", "created"
@@ -180,7 +177,7 @@ class BatchRequests:
         word, number, row = sweep.split()
         if word == "cancel" and not order:
             return None
-        return Request(batch_id, int(rows), word, int(number), order or "", int(row))
+        return BatchRequest(batch_id, int(rows), word, int(number), order or "", int(row))
 
     async def _stale(self) -> list[tuple[str, str]]:
         before = (await self._batches.now()).timestamp() - STALE_SECONDS
@@ -201,7 +198,9 @@ class BatchRequests:
         await self.sweep(request)
         return True
 
-    async def _page(self, request: Request, rows: range, swept: Swept, pace: Pace) -> bool:
+    async def _page(
+        self, request: BatchRequest, rows: range, swept: Swept, pace: SweepPace
+    ) -> bool:
         """Apply the request to the runs of these rows; return False where a newer one is there."""
         run_ids = (run_id_of(request.batch_id, row) for row in rows)
         for group in pace.groups(sorted(run_ids, key=self._keys.shard_of)):
@@ -213,7 +212,7 @@ class BatchRequests:
         return True
 
     async def sweep_runs(
-        self, request: Request, run_ids: Sequence[str], pace: Pace
+        self, request: BatchRequest, run_ids: Sequence[str], pace: SweepPace
     ) -> Swept | None:
         """Apply the request to runs, sorted by shard; None where a newer one is in force."""
         parts = [list(part) for _, part in groupby(run_ids, key=self._keys.shard_of)]
@@ -233,7 +232,7 @@ class BatchRequests:
             return None
         return Swept(sum(int(one[1]) for one in applied), sum(int(one[2]) for one in applied))
 
-    async def _flag(self, request: Request, word: str) -> None:
+    async def _flag(self, request: BatchRequest, word: str) -> None:
         about = (request.batch_id, word, request.number, request.fields)
         await asyncio.gather(
             *(
@@ -246,7 +245,7 @@ class BatchRequests:
         stored = [self._keys.manifest(batch_id)]
         return await run_script(self._connection, "ask", stored, word, token, fields)
 
-    async def _reached(self, request: Request, row: str) -> bool:
+    async def _reached(self, request: BatchRequest, row: str) -> bool:
         """Note how far the sweep is ('' at its end); return whether it is still this one's."""
         stored = [self._keys.manifest(request.batch_id)]
         reply = await run_script(self._connection, "swept", stored, request.number, row)
@@ -272,14 +271,6 @@ def _ended_otherwise(counters: Mapping[str, str]) -> int:
 def _parts(reply: list[str]) -> tuple[str, int, str, int]:
     word, number, fields, row = reply
     return word, int(number), fields, int(row)
-
-
-async def pause_fleet(connection: Connection, keys_: Keys, *, paused: bool) -> None:
-    """Let no step or tool begin on any shard, or let them begin again."""
-    command = ("HSET", "1") if paused else ("HDEL",)
-    await connection.execute_all(
-        *((command[0], keys_.flags(shard), "fleet", *command[1:]) for shard in range(keys_.shards))
-    )
 
 
 def cancel_fields(outcome: str, note: str, ending: dict[str, Any]) -> str:

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError, SerializationError
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, ScheduleView
 from stepfleet.orchestrator.records.text.validation import explain_invalid
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.batches.turns import Turns
+from stepfleet.orchestrator.store.codec import milliseconds, moment
+from stepfleet.orchestrator.store.gateway import Gateway, Opened, Turns
 from stepfleet.orchestrator.store.keys import (
     SCHEDULE_AGENTS,
     SCHEDULE_ROWS,
@@ -23,10 +23,8 @@ from stepfleet.orchestrator.store.keys import (
     SCHEDULE_TICKS,
     SCHEDULE_TURNS,
     SCHEDULES,
-    Keys,
 )
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.records.codec import milliseconds, moment
 
 log = logging.getLogger(__name__)
 
@@ -41,17 +39,17 @@ ROWS_SECONDS = 3600
 """How long lines stay that belong to no schedule (yet)."""
 
 
-class Schedules:
+class Schedules(Gateway):
     """Reads and writes schedules."""
 
-    def __init__(self, connection: Connection, keys: Keys) -> None:
-        self._connection = connection
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened)
         self._all, self._states, self._ticks = map(
-            keys.of, (SCHEDULES, SCHEDULE_STATES, SCHEDULE_TICKS)
+            opened.keys.of, (SCHEDULES, SCHEDULE_STATES, SCHEDULE_TICKS)
         )
-        self._agents = keys.of(SCHEDULE_AGENTS)
-        self._rows, self._turn = keys.of(SCHEDULE_ROWS), keys.of(SCHEDULE_TURNS)
-        self._turns = Turns(connection, TURN_MS)
+        self._agents = opened.keys.of(SCHEDULE_AGENTS)
+        self._rows, self._turn = opened.keys.of(SCHEDULE_ROWS), opened.keys.of(SCHEDULE_TURNS)
+        self._turns = Turns(opened.connection, TURN_MS)
 
     async def now(self) -> datetime:
         """Return Redis's time."""

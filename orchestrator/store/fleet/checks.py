@@ -1,28 +1,48 @@
-"""The checks of a fleet and its servers: each judges one fact, and names the fix. Pure.
+"""The checks of a fleet and its servers: each judges one fact, and names the fix.
 
 `stepfleet doctor` and the page of the fleet show the same ones.
 """
 
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.errors import AgentException, SerializationError, StoreError
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.records.schedule import ScheduleView
-from stepfleet.orchestrator.store.admission.limit_use import RAISE, raised_by
-from stepfleet.orchestrator.store.admission.lines import LimitState
-from stepfleet.orchestrator.store.fleet.cluster_facts import ClusterFacts
-from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings
-from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
-from stepfleet.orchestrator.store.fleet.redis_facts import RedisFacts, SentinelFacts
+from stepfleet.orchestrator.redis_client.urls import is_sentinel
+from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.dispatch import celery_app
+from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen, overview
+from stepfleet.orchestrator.store.fleet.servers import (
+    ClusterFacts,
+    RedisFacts,
+    SentinelFacts,
+    ServerFacts,
+    health_findings,
+    is_redis,
+    redis_facts,
+    sentinel_facts,
+)
+from stepfleet.orchestrator.store.limits import (
+    RAISE,
+    LimitState,
+    raised_by,
+)
+from stepfleet.orchestrator.store.store import Store
 
 ENOUGH_SENTINELS = 3
 REASONS = 3
 """Reasons of refused messages that are listed."""
 LONG_PAUSE = 60.0
 """Seconds for which a model refuses calls until that is worth a word."""
+_BROKER_SECONDS = 5
 
 
 class State(StrEnum):
@@ -290,3 +310,108 @@ def agents(names: Sequence[str]) -> Check:
         "none known",
         "start a worker with --agents MODULE, or pass --agents to submit",
     )
+
+
+@dataclass(frozen=True, slots=True)
+class FleetRead:
+    """The fleet at one moment, its agents and schedules, and what is wrong with its limits.
+
+    `names` are those of all agents, `unread` says why some of them cannot be read;
+    `asks` are the calls that have waited longest for people.
+    """
+
+    overview: FleetOverview
+    names: tuple[str, ...]
+    agents: tuple[AgentConfig, ...]
+    unread: Mapping[str, str]
+    problem: str
+    schedules: Sequence[ScheduleView]
+    asks: Sequence[Ask]
+    asks_in_all: int
+    now: datetime
+
+
+async def read_fleet(store: Store) -> FleetRead:
+    """Return what is judged of a fleet. Raises `StoreError`."""
+    named = await store.connection.execute("HGETALL", store.keys.of(keys.NAMES))
+    announced, unread, problem = [], {}, ""
+    for name in sorted(named):
+        try:
+            announced.append(await store.configs.load(named[name]))
+        except SerializationError as error:
+            unread[name] = str(error)
+    try:
+        await store.limits.read()
+    except StoreError as error:
+        problem = str(error)
+    agents = tuple(announced)
+    timed = store.schedules
+    return FleetRead(
+        overview=await overview(store),
+        names=tuple(sorted(named)),
+        agents=agents,
+        unread=unread,
+        problem=problem,
+        schedules=await timed.all(),
+        asks=await store.approvals.oldest(),
+        asks_in_all=(await store.approvals.figures()).count,
+        now=await timed.now(),
+    )
+
+
+def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
+    """Judge a fleet whose steps go through `queue`. Pure."""
+    seen = read.overview
+    alive = [worker.name for worker in seen.workers if worker.alive]
+    yield workers(alive, seen.active, seen.troubles)
+    yield from stopping(seen.workers)
+    yield versions(seen.workers)
+    yield from paused(is_paused=seen.paused)
+    yield from queues(seen.unserved, queue)
+    yield from outages([str(one) for one in seen.outages])
+    yield from limits(read.problem, seen.limited)
+    yield from schedules(read.schedules, read.now, served=bool(alive))
+    yield from people(read.asks, read.asks_in_all, read.now)
+    yield agents(read.names)
+    for name, why in read.unread.items():
+        yield warn(f"agent {name}", why, "restart its workers: they announce it anew")
+
+
+def server_checks(settings: Settings) -> Iterator[Check]:
+    """Judge the servers of a fleet; connects to them, and blocks. Raises as `redis_facts`."""
+    facts = redis_facts(settings.store, prefix=settings.prefix)
+    yield good("Redis", "answers, and takes the credentials")
+    yield from redis(facts.server)
+    if facts.cluster:
+        yield from cluster(facts.cluster)
+    if is_sentinel(settings.store):
+        yield sentinels(sentinel_facts(settings.store))
+    yield shards(facts, settings.shards)
+    yield quarantine(facts.quarantined, facts.refusals, settings.prefix)
+    if settings.broker != settings.store:
+        yield _broker(settings)
+        yield from _broker_quarantine(settings)
+
+
+def _broker(settings: Settings) -> Check:
+    app = celery_app(settings)
+    try:
+        with app.connection_for_write() as connection:
+            shown = connection.as_uri()
+            once = {"max_retries": 1, "interval_start": 0, "timeout": _BROKER_SECONDS}
+            connection.ensure_connection(**once)
+    except Exception as error:  # noqa: BLE001 - every transport has exceptions of its own
+        fix = "start it, or correct STEPFLEET_BROKER_URL"
+        return fail("broker", f"cannot be reached: {error}", fix)
+    finally:
+        app.close()
+    return good("broker", f"{shown} answers")
+
+
+def _broker_quarantine(settings: Settings) -> Iterator[Check]:
+    """Judge a broker's own quarantine, where it is a Redis that answers."""
+    with suppress(AgentException):
+        if is_redis(settings.broker):
+            facts = redis_facts(settings.broker, prefix=settings.prefix)
+            found = quarantine(facts.quarantined, facts.refusals, settings.prefix)
+            yield found.model_copy(update={"check": "broker's quarantine"})

@@ -1,10 +1,12 @@
-"""Reads the state of the fleet: active runs, waiting messages, workers. Decides nothing."""
+"""Reads the state of the fleet, also in numbers for metrics: active runs, messages, workers."""
 
+import base64
+import binascii
 import os
 import socket
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import orjson
@@ -16,11 +18,24 @@ from stepfleet.orchestrator.protocol.waiting import queues_in
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.lines import LimitLines, LimitState
-from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings, server_info
-from stepfleet.orchestrator.store.fleet.people import ask_figures
-from stepfleet.orchestrator.store.model_calls.circuits import Circuits, ServiceOutage
-from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.circuits import ServiceOutage
+from stepfleet.orchestrator.store.fleet.servers import ServerFacts, health_findings, server_info
+from stepfleet.orchestrator.store.limits import LimitState
+from stepfleet.orchestrator.store.store import Store
+
+REPORT_SCHEMA = 2
+"""Of workers' reports. Later ones may have more fields; those that are known keep their meaning."""
+_REPORTED = (
+    *("held", "slots", "agents", "queues", "tool_queues"),
+    *("stopping", "version", "rss_bytes", "started_at"),
+)
+FORGOTTEN_SECONDS = 24 * 3600.0
+LOOKED_AT = 10_000
+"""How many active runs are read, at most, where a queue has no worker."""
+TOGETHER = 500
+SAMPLED = 100
+_MOVES = frozenset({Lifecycle.QUEUED, Lifecycle.IN_PROGRESS})
+"""The states in which a run waits for a worker, or has one."""
 
 
 class WorkerSeen(Record):
@@ -81,14 +96,6 @@ class Need(Record):
     agent: str
 
 
-REPORT_SCHEMA = 2
-"""Of workers' reports. Later ones may have more fields; those that are known keep their meaning."""
-_REPORTED = (
-    *("held", "slots", "agents", "queues", "tool_queues"),
-    *("stopping", "version", "rss_bytes", "started_at"),
-)
-
-
 def workers_seen(reports: Mapping[str, str], *, now: float, lease: float) -> list[WorkerSeen]:
     """Return the workers behind `reports`; one that is silent for half a lease counts as gone.
 
@@ -145,16 +152,7 @@ def is_gone_here(name: str, host: str) -> bool:
     return False
 
 
-FORGOTTEN_SECONDS = 24 * 3600.0
-LOOKED_AT = 10_000
-"""How many active runs are read, at most, where a queue has no worker."""
-TOGETHER = 500
-SAMPLED = 100
-_MOVES = frozenset({Lifecycle.QUEUED, Lifecycle.IN_PROGRESS})
-"""The states in which a run waits for a worker, or has one."""
-
-
-async def overview(store: OpenStore) -> FleetOverview:
+async def overview(store: Store) -> FleetOverview:
     """Return the fleet at this moment."""
     info = await server_info(store.connection)
     active, oldest = await _due(store)
@@ -169,18 +167,18 @@ async def overview(store: OpenStore) -> FleetOverview:
         unserved=await _unserved(store, seen, active if waiting is None else waiting),
         troubles=(*_that_stop(info), *broker),
         paused=await is_paused(store),
-        outages=tuple(await Circuits(store.connection, store.keys).outages()),
-        limited=await LimitLines(store.connection, store.keys).longest(),
-        waiting_for_people=(await ask_figures(store)).count,
+        outages=tuple(await store.circuits.outages()),
+        limited=await store.limits.lines(),
+        waiting_for_people=(await store.approvals.figures()).count,
     )
 
 
-async def is_paused(store: OpenStore) -> bool:
+async def is_paused(store: Store) -> bool:
     """Return whether the whole fleet is paused."""
     return bool(await store.connection.execute("HEXISTS", store.keys.flags(0), "fleet"))
 
 
-async def troubles(store: OpenStore) -> list[str]:
+async def troubles(store: Store) -> list[str]:
     """Return what keeps all workers from their work, each with its fix."""
     found = _that_stop(await server_info(store.connection))
     return found if store.dispatch.in_script else [*found, *(await _waiting(store))[1]]
@@ -190,21 +188,21 @@ def _that_stop(info: Mapping[str, Any]) -> list[str]:
     return [one.text for one in health_findings(ServerFacts.of(info)) if one.stops]
 
 
-async def workers(store: OpenStore) -> list[WorkerSeen]:
+async def workers(store: Store) -> list[WorkerSeen]:
     """Return the workers as they last reported."""
     reports = await store.connection.execute("HGETALL", store.keys.of(keys.WORKERS))
     now = (await store.connection.now()).timestamp()
     return workers_seen(reports, now=now, lease=store.settings.lease)
 
 
-async def forget_workers(store: OpenStore) -> None:
+async def forget_workers(store: Store) -> None:
     """Remove the reports of workers that have been silent for a day."""
     gone = [one.process for one in await workers(store) if one.seen_seconds_ago > FORGOTTEN_SECONDS]
     if gone:
         await store.connection.execute("HDEL", store.keys.of(keys.WORKERS), *gone)
 
 
-async def _due(store: OpenStore) -> tuple[int, float]:
+async def _due(store: Store) -> tuple[int, float]:
     shards = [store.keys.due(shard) for shard in range(store.keys.shards)]
     run = store.connection.execute_all
     counts = await run(*(("ZCARD", key) for key in shards))
@@ -215,7 +213,7 @@ async def _due(store: OpenStore) -> tuple[int, float]:
     return sum(counts), round(oldest, 1)
 
 
-async def _unserved(store: OpenStore, seen: Iterable[WorkerSeen], steps: int) -> dict[str, int]:
+async def _unserved(store: Store, seen: Iterable[WorkerSeen], steps: int) -> dict[str, int]:
     """Return how many runs wait for each queue that nobody serves; `steps` for that of steps."""
     own = store.settings.queue
     lacking = unserved_queues(seen, own)
@@ -225,7 +223,7 @@ async def _unserved(store: OpenStore, seen: Iterable[WorkerSeen], steps: int) ->
     return {queue: steps if queue == own else waits[queue] for queue in lacking}
 
 
-async def needs_of(store: OpenStore, run_ids: Sequence[str], batch: str = "") -> list[Need]:
+async def needs_of(store: Store, run_ids: Sequence[str], batch: str = "") -> list[Need]:
     """Return what these runs need, those of the `batch` only if one is given; once each."""
     fields = ("status", "token", "batch", "agent", "waiting", "step")
     heads = await store.connection.execute_all(
@@ -239,7 +237,7 @@ async def needs_of(store: OpenStore, run_ids: Sequence[str], batch: str = "") ->
     return [Need(queue=queue, agent=agent) for queue, agent in sorted(found)]
 
 
-async def needs_of_batch(store: OpenStore, batch: str) -> list[Need]:
+async def needs_of_batch(store: Store, batch: str) -> list[Need]:
     """Return what the batch's runs need, by a sample of those that wait longest."""
     due = [store.keys.due(shard) for shard in range(store.keys.shards)]
     last = max(SAMPLED // len(due), 2) - 1
@@ -247,7 +245,7 @@ async def needs_of_batch(store: OpenStore, batch: str) -> list[Need]:
     return await needs_of(store, [one for shard in found for one in shard], batch)
 
 
-async def _waits_for_tools(store: OpenStore) -> Counter[str]:
+async def _waits_for_tools(store: Store) -> Counter[str]:
     """Return how many runs wait for tools of each queue, among the first that are due."""
     found: Counter[str] = Counter()
     last = LOOKED_AT // store.keys.shards
@@ -262,12 +260,12 @@ async def _waits_for_tools(store: OpenStore) -> Counter[str]:
     return found
 
 
-async def waiting_messages(store: OpenStore) -> int | None:
+async def waiting_messages(store: Store) -> int | None:
     """Return how many messages wait in the queue of steps; None where the broker does not tell."""
     return (await _waiting(store))[0]
 
 
-async def _waiting(store: OpenStore) -> tuple[int | None, list[str]]:
+async def _waiting(store: Store) -> tuple[int | None, list[str]]:
     """Return how many messages wait, and what is wrong with a broker apart from the store."""
     try:
         return await store.dispatch.waiting(), []
@@ -279,8 +277,92 @@ async def _waiting(store: OpenStore) -> tuple[int | None, list[str]]:
         return None, []
 
 
-async def _quarantined(store: OpenStore) -> int:
+async def _quarantined(store: Store) -> int:
     quarantine = store.keys.of(keys.QUARANTINE)
     kind = await store.connection.execute("TYPE", quarantine)
     asks = {"list": "LLEN", "stream": "XLEN", "hash": "HLEN", "set": "SCARD", "zset": "ZCARD"}
     return int(await store.connection.execute(asks[kind], quarantine)) if kind in asks else 0
+
+
+class FleetFigures(Record):
+    """The fleet at one moment, in numbers; the same for every worker that reads them.
+
+    `queue_length` and `oldest_waiting_seconds` (of the message that is next) are None where the
+    broker does not tell. `overdue` counts runs whose lease, or whose time to begin, has passed;
+    `oldest_overdue_seconds` is by how much at most. `active` runs are neither ended nor paused.
+    `refuses` counts what keeps all workers from their work: a full Redis, its disk, the broker.
+    `outages` counts the services of models that are out, `late_schedules` the schedules that
+    are behind, or whose batch cannot be submitted; `limits` has what happens under each of
+    the limits. `waiting_for_people` counts calls that wait for an approval or an answer,
+    `oldest_waiting_for_people_seconds` is how long the first of them has waited.
+    """
+
+    queue_length: int | None
+    oldest_waiting_seconds: float | None
+    overdue: int
+    oldest_overdue_seconds: float
+    active: int
+    workers: int
+    slots: int
+    slots_in_use: int
+    refuses: int
+    outages: int
+    late_schedules: int
+    waiting_for_people: int
+    oldest_waiting_for_people_seconds: float
+    limits: tuple[LimitState, ...] = ()
+
+
+async def fleet_figures(store: Store) -> FleetFigures:
+    """Return the figures of this moment. Raises `StoreError`."""
+    now = (await store.connection.read_clock()).timestamp() * 1000
+    shards = [store.keys.due(shard) for shard in range(store.keys.shards)]
+    run = store.connection.execute_all
+    active = sum(await run(*(("ZCARD", key) for key in shards)))
+    overdue = sum(await run(*(("ZCOUNT", key, "-inf", now) for key in shards)))
+    firsts = await run(*(("ZRANGE", key, 0, 0, "WITHSCORES") for key in shards))
+    lateness = [now - float(flat[1]) for flat in firsts if flat]
+    timed = await store.schedules.all()
+    moment = datetime.fromtimestamp(now / 1000, UTC)
+    asks = await store.approvals.figures()
+    alive = [one for one in await workers(store) if one.alive]
+    return FleetFigures(
+        queue_length=await waiting_messages(store),
+        oldest_waiting_seconds=await _oldest_waiting(store, now),
+        overdue=overdue,
+        oldest_overdue_seconds=max(0.0, *lateness, 0.0) / 1000,
+        active=active,
+        workers=len(alive),
+        slots=sum(one.slots for one in alive),
+        slots_in_use=sum(one.held for one in alive),
+        refuses=len(await troubles(store)),
+        outages=len(await store.circuits.outages()),
+        late_schedules=sum(1 for one in timed if one.trouble(moment)),
+        waiting_for_people=asks.count,
+        oldest_waiting_for_people_seconds=max(now - (asks.oldest or now), 0.0) / 1000,
+        limits=await store.limits.states_of_all(),
+    )
+
+
+async def _oldest_waiting(store: Store, now: float) -> float | None:
+    """Return for how many seconds the message at the head of the queue has waited."""
+    if store.dispatch.queue_key is None:
+        return None
+    raw = await store.connection.execute("LINDEX", store.dispatch.queue_key, -1)
+    run_id = _run_of(raw) if raw else None
+    if run_id is None:
+        return None if raw else 0.0
+    fields = ("updated", "not_before")
+    times = await store.connection.execute("HMGET", store.keys.run(run_id), *fields)
+    since = max(float(one or 0) for one in times)
+    return max(now - since, 0.0) / 1000 if since else None
+
+
+def _run_of(raw: str) -> str | None:
+    """Return the run of a task message; None for a message that is none of ours."""
+    try:
+        message: Mapping[str, str] = orjson.loads(raw)
+        run_id = orjson.loads(base64.b64decode(message["body"]))[0][0]
+    except (orjson.JSONDecodeError, binascii.Error, LookupError, TypeError, ValueError):
+        return None
+    return run_id if isinstance(run_id, str) else None

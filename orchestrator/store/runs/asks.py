@@ -17,11 +17,9 @@ from stepfleet.orchestrator.records.calls.answers import Answer, Ask, AskCount, 
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import TERMINAL, HandOff
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import RunScripts
-from stepfleet.orchestrator.store.records.codec import moment
-from stepfleet.orchestrator.store.records.compression import unpacked
+from stepfleet.orchestrator.store.codec import moment
+from stepfleet.orchestrator.store.compression import unpacked
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.runs.submission import call_at
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
 
@@ -33,6 +31,7 @@ MOST_COUNTED = 1_000
 LOOKED_AT = 5_000
 """Calls among which those of a batch, or of some runs, are counted: those that wait longest."""
 _TOGETHER = 500
+_OLDEST = 100
 _NAMES = (
     *("status", "step", "waiting", "agent", "batch", "billed", "line", "tenant", "slim"),
     "not_before",
@@ -54,14 +53,23 @@ class Waits:
         return Work(self.ask.run_id, self.ask.step - 1, self.ask.index)
 
 
-class Asks:
+@dataclass(frozen=True, slots=True)
+class AskFigures:
+    """How many calls wait for people, and since when the oldest does (Unix time in ms), if any.
+
+    Calls of runs that were cancelled count until somebody lists what waits.
+    """
+
+    count: int
+    oldest: float | None
+
+
+class Asks(Gateway):
     """Reads calls that wait for people, and answers them."""
 
-    def __init__(self, connection: Connection, keys: Keys, calls: ToolCalls) -> None:
-        self._connection = connection
-        self._keys = keys
+    def __init__(self, opened: Opened, calls: ToolCalls) -> None:
+        super().__init__(opened)
         self._calls = calls
-        self._scripts = RunScripts(connection, keys)
 
     async def page(self, limit: int, cursor: str | None) -> tuple[list[Waits], str | None]:
         """Return up to `limit` calls, those first that wait longest, and the next page's cursor.
@@ -98,6 +106,19 @@ class Asks:
         name = f"{self._keys.tag(self._keys.shard_of(run_id))}asks"
         scores = await self._connection.execute_all(*(("ZSCORE", name, one) for one in members))
         return await self._read([(float(s or 0), m) for s, m in zip(scores, members, strict=True)])
+
+    async def figures(self) -> AskFigures:
+        """Return how many calls wait for people: two small commands for each shard."""
+        names = [f"{self._keys.tag(shard)}asks" for shard in range(self._keys.shards)]
+        run = self._connection.execute_all
+        counts = await run(*(("ZCARD", name) for name in names))
+        firsts = await run(*(("ZRANGE", name, 0, 0, "WITHSCORES") for name in names))
+        return AskFigures(sum(counts), min((float(one[1]) for one in firsts if one), default=None))
+
+    async def oldest(self) -> list[Ask]:
+        """Return the calls that have waited longest for people, a hundred at most."""
+        found, _ = await self.page(_OLDEST, None)
+        return [one.ask for one in found]
 
     async def made(self, run_id: str) -> dict[int, Decision]:
         """Return the decisions of a run's open step, by the places of its calls."""

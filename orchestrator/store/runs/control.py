@@ -1,7 +1,12 @@
-"""Cancel, pause, resume, retry: scripts on a run's header, each the point where it happens."""
+"""Cancel, pause, resume, retry: scripts on a run's header, each the point where it happens.
 
+Ended runs are purged here, too, before their retention is over.
+"""
+
+import asyncio
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -15,15 +20,22 @@ from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.usage import nano_usd
-from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.store import keys as names
+from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import cancel_fields
-from stepfleet.orchestrator.store.dispatch import Dispatch
-from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import RunScripts, detail_of
-from stepfleet.orchestrator.store.model_calls.ledger import Payer, lines_of
-from stepfleet.orchestrator.store.pace import Pace
-from stepfleet.orchestrator.store.records.codec import MESSAGES, log_end, slim, stored_loss
-from stepfleet.orchestrator.store.records.events import status_event, stored_events
+from stepfleet.orchestrator.store.codec import (
+    MESSAGES,
+    log_end,
+    milliseconds,
+    slim,
+    status_event,
+    stored_events,
+    stored_loss,
+)
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.ledger import Payer, lines_of
+from stepfleet.orchestrator.store.lua import ScriptCall, detail_of
+from stepfleet.orchestrator.store.pace import SweepPace
 from stepfleet.orchestrator.store.runs.reading import StoredRun, unknown_run
 from stepfleet.orchestrator.store.runs.steps import ending
 
@@ -31,6 +43,10 @@ COST_FROM = "cost_from"
 """The step (from 0) from which a run's cost statistics count."""
 PAUSED_BY = "paused_by"
 """The header's field of a run that was paused with the run that has started it: that run's id."""
+PAGE = 500
+PATIENCE, LOOK_SECONDS = 2.0, 0.2
+"""For how long, and how often, runs are looked at again that owe their end to others."""
+_RUN = "run:"
 
 
 _IN_WORDS = {
@@ -95,7 +111,7 @@ def new_request() -> str:
     return secrets.token_hex(6)
 
 
-class Control:
+class Control(Gateway):
     """Requests to a run from outside its worker.
 
     Each has a token, `request`, which a caller may draw beforehand (`new_request`). A repetition
@@ -103,19 +119,9 @@ class Control:
     remembers the newest eight tokens.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        keys: Keys,
-        dispatch: Dispatch,
-        *,
-        grace: float,
-        retention: int,
-    ) -> None:
-        self._scripts = RunScripts(connection, keys, dispatch.queue_key)
-        self._dispatch = dispatch
-        self._grace_ms = round(grace * 1000)
-        self._retention = retention
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened)
+        self._grace_ms = round(opened.settings.grace * 1000)
 
     async def cancel(self, run: StoredRun, note: str, request: str | None = None) -> ControlResult:
         """Cancel a run: at once if nobody holds it, else its worker ends it."""
@@ -132,13 +138,18 @@ class Control:
             outcome=cancelled_outcome(note).to_json(),
             note=note,
             request=request or new_request(),
-            **ending(StopReason.USER_REQUESTED, None, self._retention),
+            **ending(StopReason.USER_REQUESTED, None, self._settings.retention),
         )
 
     def batch_cancel(self, note: str) -> str:
         """Return the fields with which scripts end a run of a cancelled batch (JSON)."""
-        end = ending(StopReason.USER_REQUESTED, None, self._retention)
+        end = ending(StopReason.USER_REQUESTED, None, self._settings.retention)
         return cancel_fields(cancelled_outcome(note).to_json(), note, end)
+
+    async def mark(self, run_id: str, name: str, value: str | int) -> None:
+        """Note `value` under `name`. Raises `NotFoundError` if there is no run of that id."""
+        if not await self._scripts.run("mark", run_id, name, value):
+            raise unknown_run(run_id)
 
     async def pause(
         self, run_id: str, request: str | None = None, paused_with: str = ""
@@ -167,7 +178,7 @@ class Control:
 
         Where that takes a hand-off back, `run` has the agent before it (see `Runs.as_before`).
         """
-        await self._scripts.ensure_version(run.run_id, run.header)
+        await self._pushing.ensure_version(run.run_id, run.header)
         fields = self._retry_fields(run, revision, given, request or new_request())
         result = await self._run("retry", run.run_id, **fields)
         if result.outcome is ControlOutcome.RETRIED:
@@ -175,20 +186,20 @@ class Control:
         return result
 
     async def retry_all(
-        self, revised: Sequence[tuple[StoredRun, Revision]], pace: Pace
+        self, revised: Sequence[tuple[StoredRun, Revision]], pace: SweepPace
     ) -> list[ControlResult]:
         """Retry several ended runs by calls that travel together; return the answers in order.
 
         Raises `StoreError` when Redis stays out of reach; the retries made by then stay.
         """
         for run, _ in revised:
-            await self._scripts.ensure_version(run.run_id, run.header)
+            await self._pushing.ensure_version(run.run_id, run.header)
         results: list[ControlResult] = []
         for group in pace.groups(revised):
             fields = [self._retry_fields(*pair, (), new_request()) for pair in group]
             replies = await pace.send(
                 [
-                    self._scripts.call("retry", run.run_id, **given)
+                    self._pushing.call("retry", run.run_id, **given)
                     for (run, _), given in zip(group, fields, strict=True)
                 ]
             )
@@ -245,16 +256,101 @@ class Control:
         return fields | {f"journal:{name}": value for name, value in entries}
 
     async def _run(self, script: str, run_id: str, *args: Any, **fields: Any) -> ControlResult:
-        return _result(await self._scripts.run(script, run_id, *args, **fields))
+        return _result(await self._pushing.run(script, run_id, *args, **fields))
 
 
 def _result(reply: Any) -> ControlResult:
     return ControlResult(ControlOutcome(reply[0]), detail_of(reply))
 
 
-async def mark(
-    connection: Connection, keys: Keys, run_id: str, name: str, value: str | int
-) -> None:
-    """Note `value` under `name`. Raises `NotFoundError` if there is no run of that id."""
-    if not await RunScripts(connection, keys).run("mark", run_id, name, value):
-        raise unknown_run(run_id)
+@dataclass(frozen=True, slots=True)
+class Purge:
+    """Which ended runs are to go: of one batch, of these end states, ended `older_than` s ago."""
+
+    batch_id: str | None = None
+    statuses: tuple[str, ...] = ()
+    older_than: float = 0.0
+    dry_run: bool = False
+
+    @property
+    def is_whole_batch(self) -> bool:
+        """Whether nothing of the batch is to stay."""
+        return bool(self.batch_id) and not (self.statuses or self.older_than or self.dry_run)
+
+
+class Purging(Gateway):
+    """Purges one store."""
+
+    def __init__(self, opened: Opened, batches: Batches) -> None:
+        super().__init__(opened)
+        self._batches = batches
+
+    async def purge(self, what: Purge) -> AsyncIterator[int]:
+        """Remove matching runs, or count them in a dry run; yield their number after each page.
+
+        Those whose end other runs are to learn go when they know it; where no worker tells them
+        within two seconds, they stay. Repeating it is harmless. Raises `StoreError` when Redis
+        stays out of reach.
+        """
+        before = milliseconds(await self._connection.now()) - round(what.older_than * 1000)
+        statuses = f" {' '.join(what.statuses)} " if what.statuses else " "
+        conditions = (statuses, before, what.batch_id or "", "1" if what.dry_run else "")
+        done, owing = 0, list[str]()
+        pace = SweepPace(self._connection)
+        async for page in self.pages(what.batch_id):
+            removed, left = await self._page(page, conditions, pace)
+            done, owing = done + removed, owing + left
+            yield done
+        ends = time.monotonic() + PATIENCE
+        while owing and time.monotonic() < ends:
+            await asyncio.sleep(LOOK_SECONDS)
+            pages = [owing[at : at + PAGE] for at in range(0, len(owing), PAGE)]
+            owing = []
+            for page in pages:
+                removed, left = await self._page(page, conditions, pace)
+                done, owing = done + removed, owing + left
+            yield done
+        if what.is_whole_batch and what.batch_id and not owing:
+            await self._forget(what.batch_id)
+
+    async def _page(
+        self, page: Sequence[str], conditions: tuple[object, ...], pace: SweepPace
+    ) -> tuple[int, list[str]]:
+        """Return how many of these runs were removed, and those that owe their end to others."""
+        removed, owing = 0, list[str]()
+        for group in pace.groups(page):
+            replies = await pace.send([_call(run_key, conditions) for run_key in group])
+            removed += sum(reply > 0 for reply in replies)
+            owing += [key for key, reply in zip(group, replies, strict=True) if reply < 0]
+        return removed, owing
+
+    async def pages(self, batch_id: str | None) -> AsyncIterator[Sequence[str]]:
+        """Yield keys of runs that may have ended; other keys among them are no harm."""
+        if batch_id is None:
+            for server in await self._connection.servers():
+                cursor = 0
+                while True:
+                    match = self._keys.of(f"{names.PREFIX}:{{s*}}:{_RUN}*")
+                    cursor, found = await server.scan(cursor, match, PAGE, "HASH")
+                    yield [str(key) for key in found]
+                    if not int(cursor):
+                        break
+            return
+        places: dict[int, int] = {}
+        while ended := await self._batches.ended_after(batch_id, places, PAGE):
+            places |= {one.shard: one.place for one in ended}
+            yield [self._keys.run(run_id) for one in ended for run_id in one.run_ids]
+
+    async def _forget(self, batch_id: str) -> None:
+        """Remove the records of a batch, unless runs of it are open."""
+        if await self._batches.open_runs(batch_id):
+            return
+        for shard in range(self._keys.shards):
+            counters = self._keys.batch(shard, batch_id)
+            await self._connection.execute("UNLINK", counters, self._keys.ended(shard, batch_id))
+        await self._batches.forget(batch_id)
+
+
+def _call(run_key: str, conditions: tuple[object, ...]) -> ScriptCall:
+    tag, _, run_id = run_key.partition(_RUN)
+    return ("purge", [run_key, f"{tag}due"], run_id, *conditions)

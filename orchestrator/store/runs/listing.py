@@ -1,10 +1,11 @@
-"""Lists runs, the newest first, from the lists of each shard; never by scanning all runs.
+"""Lists runs, the newest first, from the lists of each shard; and the tree below a run.
 
 A shard has a list of runs per status, and per stop reason of those that have ended, in the order of
 their creation. Scripts keep them with the run's own records. Other conditions are held against the
 headers of so many runs that a page takes a bounded time; the cursor says where to go on.
 """
 
+import asyncio
 import base64
 import binascii
 import random
@@ -20,15 +21,16 @@ from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.facts import end_state
-from stepfleet.orchestrator.records.run.summary import RunPage, RunSummary
+from stepfleet.orchestrator.records.run.summary import RunPage, RunSummary, RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
+from stepfleet.orchestrator.store.compression import unpacked_within
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.records.codec import Fields, milliseconds, moment
-from stepfleet.orchestrator.store.records.compression import unpacked_within
+from stepfleet.orchestrator.store.runs.links import Links
+from stepfleet.orchestrator.store.runs.reading import unknown_run
 
 MOST_RUNS = 500
 LOOKS = 250
@@ -50,6 +52,12 @@ _FIELDS = (
 )
 
 _EQUAL = ("status", "stop_reason", "agent", "tenant", "parent")
+Selected = Callable[[Sequence[str]], Awaitable[set[str]]]
+"""Returns which of some runs are meant, by more than their headers."""
+MOST_IN_TREE = 1_000
+STEPS_AT_ONCE = 8
+"""Steps of a run that are read at once."""
+LARGEST_STEP = 4_194_304
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +149,12 @@ class _Found:
         return cls(runs, int(looked), Cursor(int(float(place)), run_id) if place else None)
 
 
-Selected = Callable[[Sequence[str]], Awaitable[set[str]]]
-"""Returns which of some runs are meant, by more than their headers."""
+class RunLists(Gateway):
+    """Reads the lists of runs of one store, and puts them right; reads trees of runs."""
 
-
-class RunLists:
-    """Reads the lists of runs of one store, and puts them right."""
-
-    def __init__(self, connection: Connection, keys_: Keys) -> None:
-        self._connection = connection
-        self._keys = keys_
+    def __init__(self, opened: Opened, links: Links) -> None:
+        super().__init__(opened)
+        self._links = links
 
     async def page(
         self,
@@ -297,6 +301,46 @@ class RunLists:
         await self._connection.execute(*command)
         return moved
 
+    async def tree(self, run_id: str, limit: int) -> RunTree:
+        """Return the run with up to `limit` runs below it, those of upper levels first.
+
+        Raises `ConfigurationError` for an unknown run, `StoreError`.
+        """
+        found = await self.summaries([run_id])
+        if not found:
+            raise unknown_run(run_id)
+        runs = {run_id: found[0]}
+        below: dict[str, Sequence[str]] = {}
+        left_out: dict[str, int] = {}
+        level = [run_id]
+        while level:
+            following: list[str] = []
+            for one in level:
+                ids = [child for child in await self._started(runs[one]) if child not in runs]
+                taken = ids[: max(limit + 1 - len(runs), 0)]
+                summaries = await self.summaries(taken)
+                runs |= {child.run_id: child for child in summaries}
+                below[one] = [child.run_id for child in summaries]
+                left_out[one] = len(ids) - len(taken)
+                following += below[one]
+            level = following
+        return _tree(run_id, runs, below, left_out)
+
+    async def _started(self, run: RunSummary) -> list[str]:
+        """Return the runs that calls of a run have started, each once, in the order of calls."""
+        key, ids = self._keys.run(run.run_id), []
+        for at in range(0, run.steps, STEPS_AT_ONCE):
+            numbers = range(at, min(at + STEPS_AT_ONCE, run.steps))
+            sizes = await self._connection.execute_all(
+                *(("HSTRLEN", f"{key}:log", number) for number in numbers)
+            )
+            small = [n for n, size in zip(numbers, sizes, strict=True) if 0 < size <= LARGEST_STEP]
+            if small:
+                stored = await self._connection.execute("HMGET", f"{key}:log", *small)
+                ids += await asyncio.to_thread(_runs_in, stored)
+        ids += await self._links.started(run.run_id)
+        return list(dict.fromkeys(ids))
+
 
 def summary(run_id: str, header: Fields, slim: str) -> RunSummary:
     """Return a run as lists show it. Pure."""
@@ -338,3 +382,31 @@ def _of(state: dict[str, Any], part: str, name: str) -> Any:
 
 def _order(run: Cursor) -> tuple[int, bytes]:
     return run.order
+
+
+def _runs_in(steps: Sequence[str | None]) -> list[str]:
+    """Return the ids of runs in committed steps; none of a step that cannot be read."""
+    ids: list[str] = []
+    for stored in steps:
+        try:
+            step = exact_json.loads(
+                unpacked_within(LARGEST_STEP * 4, stored or "{}"), constants=True
+            )
+            calls = step["result"]["tool_calls"]
+            ids += [call["run"]["run_id"] for call in calls if call.get("run")]
+        except (SerializationError, ValueError, LookupError, TypeError):  # of another version
+            continue
+    return [one for one in ids if one]
+
+
+def _tree(
+    run_id: str,
+    runs: dict[str, RunSummary],
+    below: dict[str, Sequence[str]],
+    left_out: dict[str, int],
+) -> RunTree:
+    return RunTree(
+        run=runs[run_id],
+        below=tuple(_tree(one, runs, below, left_out) for one in below[run_id]),
+        left_out=left_out[run_id],
+    )

@@ -1,50 +1,80 @@
 """Runs as their callers read them: from anywhere, while they run and after."""
 
-from collections.abc import Iterable, Iterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
 
-from stepfleet.orchestrator.agents.config import AgentConfig
+from stepfleet.orchestrator.agents.config import AgentConfig, read_overrides
 from stepfleet.orchestrator.errors import NotFoundError, SerializationError
 from stepfleet.orchestrator.events.envelope import numbered
 from stepfleet.orchestrator.protocol.revision import agent_before, overrides_of
+from stepfleet.orchestrator.protocol.serialization import SlimSerializationConfig, SlimSerializer
 from stepfleet.orchestrator.protocol.verdict import LONGEST
 from stepfleet.orchestrator.records import exact_json
+from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
-from stepfleet.orchestrator.records.run.facts import LastError, RunOrigin, last_error
+from stepfleet.orchestrator.records.run.facts import (
+    FailedRun,
+    LastError,
+    RunOrigin,
+    cause_of_end,
+    explains,
+    last_error,
+)
 from stepfleet.orchestrator.records.run.results import (
     AgentRunResult,
     LostAttempt,
     RunStatus,
     run_status,
 )
-from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.state import NOT_COMPLETED, AgentState, Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep, RunAgent, StepResult, by_agents
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.configs import Configs
-from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.records.codec import (
+from stepfleet.orchestrator.store.codec import (
+    MESSAGES,
     Fields,
     check_version,
     in_milliseconds,
+    load_errors,
+    load_events,
     load_log,
     load_lost,
     load_messages,
     load_outcome,
     load_state,
+    load_used,
     log_begin,
     milliseconds,
     moment,
     stored_agent,
 )
-from stepfleet.orchestrator.store.records.events import load_events
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 
 STEPS = 500
 """Steps of many runs' logs that are in memory at once, unless one run has more."""
 Found = tuple[str, Fields]
 """A run's id and fields of its header."""
 _WITHOUT_ERROR = frozenset({None, RunStatus.COMPLETED})
+_RETRY_FIELDS = (
+    *("v", "agent", "config", "overrides", "slim", "since", "created", "updated"),
+    *("execution_started", "status", "step", "seq", "want", "want_note", "vain", "vain_before"),
+    *("tenant", "batch", "billed"),  # who pays: what a step has cost is taken back from them
+)
+log = logging.getLogger(__name__)
+_FAILED_FIELDS = (
+    *("v", "agent", "config", "overrides", "slim", "vain", "vain_before"),
+    *("status", "step", "stop_reason", "error", "line", "tenant"),
+)
+_LIMITS = {
+    StopReason.STEPS_LIMIT: ("max_steps",),
+    StopReason.TOKEN_LIMIT: ("token_limit",),
+    StopReason.TIME_LIMIT: ("time_limit", "cumulative_timeout"),
+    StopReason.GUARD: ("budget_usd",),
+}
+_MOST_SHARED = 1_000
+_MESSAGES_PER_STEP = 2
+"""In most steps: an answer with a call, and its result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +174,21 @@ def open_attempts(header: Fields, lost: Iterable[LostAttempt]) -> list[LostAttem
     return [] if in_time else [one for one in lost if one.step > steps_of(header)]
 
 
-class Runs:
-    """Reads runs and their events."""
+@dataclass(frozen=True, slots=True)
+class _Tail:
+    """The newest part of a run: its steps from `first` on, and the messages from there."""
 
-    def __init__(self, connection: Connection, keys: Keys, configs: Configs) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._configs = configs
+    first: int
+    log: list[LoggedStep]
+    messages: tuple[Message, ...]
+
+
+class RunReader(Gateway):
+    """Reads runs, their events and snapshots; many ended ones at once, and why some failed."""
+
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened)
+        self._shared: dict[tuple[str, str], AgentConfig] = {}
 
     async def get(self, run_id: str) -> StoredRun:
         """Return a run.
@@ -238,27 +276,6 @@ class Runs:
         """Return Redis's time."""
         return in_milliseconds(await self._connection.read_clock())
 
-
-def unknown_run(run_id: str) -> NotFoundError:
-    """Return the error about a run that is not in the store."""
-    msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
-    return NotFoundError(msg)
-
-
-_RETRY_FIELDS = (
-    *("v", "agent", "config", "overrides", "slim", "since", "created", "updated"),
-    *("execution_started", "status", "step", "seq", "want", "want_note", "vain", "vain_before"),
-    *("tenant", "batch", "billed"),  # who pays: what a step has cost is taken back from them
-)
-
-
-class EndedRuns:
-    """Reads many ended runs as a retry needs them: no inputs, outcomes, events, lost attempts."""
-
-    def __init__(self, connection: Connection, keys: Keys) -> None:
-        self._connection = connection
-        self._keys = keys
-
     async def headers(
         self, run_ids: Sequence[str], fields: Sequence[str] = _RETRY_FIELDS
     ) -> list[Fields]:
@@ -281,11 +298,118 @@ class EndedRuns:
         replies = iter(await self._connection.execute_all(*reads))
         return [_by_number(next(replies)) if count else {} for _, count in steps]
 
+    async def failed(self, run_ids: Sequence[str]) -> list[FailedRun]:
+        """Return the runs that have ended and did not complete, in this order.
+
+        One that this version cannot read is left out, with a warning in the log.
+        """
+        headers = await self.headers(run_ids, _FAILED_FIELDS)
+        pairs = zip(run_ids, headers, strict=True)
+        found = [one for one in pairs if one[1].get("status") in NOT_COMPLETED]
+        return [run for part in in_parts(found) async for run in self._failed_part(part)]
+
+    async def _failed_part(self, part: Sequence[Found]) -> AsyncIterator[FailedRun]:
+        logs = await self.logs([(one, steps_of(header)) for one, header in part])
+        losses = await self._lost(part)
+        for (run_id, header), fields in zip(part, logs, strict=True):
+            try:
+                check_version(header)
+                last = _newest_error(header, fields, losses.get(run_id, {}))
+                yield failed_run(run_id, header, await self._shared_config(header), last)
+            except SerializationError as error:
+                log.warning("run %s is left out of the failures: %s", run_id, error)
+
+    async def _lost(self, part: Sequence[Found]) -> dict[str, Fields]:
+        """Return the lost attempts of the runs that ran out of time."""
+        late = [one for one, header in part if header["stop_reason"] == StopReason.TIME_LIMIT]
+        reads = (("HGETALL", f"{self._keys.run(run_id)}:lost") for run_id in late)
+        return dict(zip(late, await self._connection.execute_all(*reads), strict=True))
+
+    async def _shared_config(self, header: Fields) -> AgentConfig:
+        about = (header["config"], header.get("overrides", ""))
+        if about not in self._shared:
+            if len(self._shared) >= _MOST_SHARED:
+                del self._shared[next(iter(self._shared))]
+            self._shared[about] = await self._configs.of_run(header)
+        return self._shared[about]
+
+    async def snapshot(self, run_id: str, config: SlimSerializationConfig) -> dict[str, Any]:
+        """Return a run's snapshot. Raises `NotFoundError` if there is no run of that id."""
+        header = await self._whole_header(run_id)
+        state = load_state(header, (), (), moment(header["updated"]))
+        if outcome := load_outcome(header.get("outcome")):
+            state = state.with_continuation_outcome(outcome)
+        tail = await self._tail(run_id, int(header["step"]), config)
+        system = await self._system(run_id, header, tail) if config.kept_messages else ()
+        whole = state.model_copy(update={"messages": (*system, *tail.messages)})
+        return SlimSerializer(config).serialize(whole, [logged.result for logged in tail.log])
+
+    async def standing(self, run_id: str) -> tuple[Lifecycle, int]:
+        """Return a run's status and how many steps it has committed.
+
+        Raises `NotFoundError` if there is no run of that id.
+        """
+        found = await self._connection.execute("HMGET", self._keys.run(run_id), "status", "step")
+        if found[0] is None:
+            raise unknown_run(run_id)
+        return Lifecycle(found[0]), int(found[1])
+
+    async def tenant(self, run_id: str) -> str | None:
+        """Return whom a run is for. Raises `NotFoundError` if there is no run of that id."""
+        found = await self._connection.execute("HMGET", self._keys.run(run_id), "status", "tenant")
+        if found[0] is None:
+            raise unknown_run(run_id)
+        return None if found[1] is None else str(found[1])
+
+    async def _whole_header(self, run_id: str) -> Fields:
+        header = await self._connection.execute("HGETALL", self._keys.run(run_id))
+        if not header:
+            raise unknown_run(run_id)
+        return dict(header)
+
+    async def _system(self, run_id: str, header: Fields, tail: _Tail) -> tuple[Message, ...]:
+        """Return the instructions: the agent's, or where it has none those of the first input."""
+        config = await self._configs.load(header["config"])
+        own = read_overrides(header.get("overrides"))
+        if instructions := str(own.get("instructions", config.instructions)):
+            return (Message.system(instructions),)
+        if not tail.first:
+            return ()
+        key = f"{self._keys.run(run_id)}:log"
+        given = await self._connection.execute("HGET", key, "input:0")
+        return tuple(one for one in MESSAGES.validate_json(given or "[]") if one.is_system())
+
+    async def _tail(self, run_id: str, steps: int, config: SlimSerializationConfig) -> _Tail:
+        """Return enough of the log's end, read from the newest entry backwards."""
+        key, wanted = f"{self._keys.run(run_id)}:log", config.kept_messages
+        fields: Fields = {}
+        tail = _Tail(steps, [], ())
+        first, length = steps, max(config.kept_steps, _about(wanted))
+        names = [f"input:{steps}"] if wanted else []
+        while True:
+            before, first = first, max(first - length, 0)
+            for number in range(first, before):
+                names += [str(number), f"input:{number}"] if wanted else [str(number)]
+            if names:
+                found = await self._connection.execute("HMGET", key, *names)
+                fields |= {name: text for name, text in zip(names, found, strict=True) if text}
+                log = load_log(fields)
+                tail = _Tail(first, log, _messages(fields, log, first))
+            if not first or len(tail.messages) >= wanted:
+                return tail
+            names, length = [], _about(wanted - len(tail.messages))
+
+
+def unknown_run(run_id: str) -> NotFoundError:
+    """Return the error about a run that is not in the store."""
+    msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
+    return NotFoundError(msg)
+
 
 def ended_run(run_id: str, header: Fields, log: Fields, config: AgentConfig) -> StoredRun:
     """Return a run without its conversation and its lost attempts. Pure.
 
-    `config` has the run's overrides in it. Raises `SerializationError` as `Runs.get` does.
+    `config` has the run's overrides in it. Raises `SerializationError` as `RunReader.get` does.
     """
     check_version(header)
     step = int(header["step"])
@@ -324,3 +448,50 @@ def in_parts(found: Iterable[Found]) -> Iterator[list[Found]]:
 
 def _by_number(reply: Sequence[str | None]) -> Fields:
     return {str(number): step for number, step in enumerate(reply) if step is not None}
+
+
+def failed_run(
+    run_id: str, header: Fields, config: AgentConfig, last: LastError | None
+) -> FailedRun:
+    """Return an ended run as failures are counted. Pure."""
+    reason = StopReason(header["stop_reason"])
+    error = header.get("error") or ""
+    why = explains(reason, last)
+    return FailedRun(
+        run_id=run_id,
+        line_id=header.get("line") or None,
+        tenant=header.get("tenant"),
+        agent=header["agent"],
+        model=config.model,
+        stop_reason=reason,
+        step=why.step if why else steps_of(header),
+        text=why.message if why else error,
+        cause=cause_of_end(reason, error, last, config.model),
+        limits=_raised(header, config, reason),
+    )
+
+
+def _raised(header: Fields, config: AgentConfig, reason: StopReason) -> dict[str, int | float]:
+    """Return limits that a retry has to raise: twice their values, or what was used of them."""
+    limits = {name: getattr(config, name) for name in _LIMITS.get(reason, ())}
+    set_ones = {name: value for name, value in limits.items() if value is not None}
+    if not set_ones:
+        return {}
+    used = load_used(header)
+    return {name: round(2 * max(one, used.of(name)), 6) for name, one in set_ones.items()}
+
+
+def _newest_error(header: Fields, fields: Fields, lost: Mapping[str, str]) -> LastError | None:
+    execution, steps = load_errors(header, fields)
+    newest = [step.result for step in steps if step.execution == execution]
+    return last_error(newest, open_attempts(header, load_lost(dict(lost))))
+
+
+def _about(messages: int) -> int:
+    """Return how many steps may hold so many messages."""
+    return -(-messages // _MESSAGES_PER_STEP)
+
+
+def _messages(fields: Fields, log: list[LoggedStep], first: int) -> tuple[Message, ...]:
+    here = {name: text for name, text in fields.items() if name.startswith("input:")}
+    return load_messages("", here, [step.messages for step in log], first)

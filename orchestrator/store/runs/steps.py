@@ -1,7 +1,7 @@
-"""Claim, journal, commit: the scripts of a step, bound to records."""
+"""Claim, journal, commit: the scripts of a step, bound to records; deaths of its processes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -14,6 +14,7 @@ from stepfleet.orchestrator.protocol.claim import (
     Claim,
     Committed,
     Held,
+    How,
     Refusal,
     Refused,
     Want,
@@ -33,13 +34,7 @@ from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import SHORTENED
 from stepfleet.orchestrator.records.usage import nano_usd
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.configs import Configs
-from stepfleet.orchestrator.store.dispatch import Dispatch
-from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import RunScripts, detail_of, load
-from stepfleet.orchestrator.store.model_calls.ledger import Payer, default_priced, lines_of
-from stepfleet.orchestrator.store.records.codec import (
+from stepfleet.orchestrator.store.codec import (
     Fields,
     duration,
     load_history,
@@ -54,6 +49,7 @@ from stepfleet.orchestrator.store.records.codec import (
     pairs,
     slim,
     stored_agent,
+    stored_events,
     stored_guesses,
     stored_loss,
     stored_losses,
@@ -63,7 +59,9 @@ from stepfleet.orchestrator.store.records.codec import (
     stored_step,
     writing,
 )
-from stepfleet.orchestrator.store.records.events import stored_events
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.ledger import Payer, default_priced, lines_of
+from stepfleet.orchestrator.store.lua import RunScripts, detail_of, load
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
 
 _COMPLETE = 6
@@ -76,17 +74,6 @@ MOST_DOUBLINGS = 3
 """Newer workers must not wait for minutes for a run that older ones refused."""
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """Times of the protocol, in seconds, and the name of the worker."""
-
-    lease: float = 30.0
-    grace: float = 5.0
-    retention: int = 604_800
-    worker: str = ""
-    ledger_days: int = 90
-
-
 _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
@@ -96,35 +83,14 @@ _HEADER = (
 """The fields of a run's header that a claim reads."""
 
 
-class StepStore:
-    """The store for the steps of a worker. `crash` is called where tests end the process."""
+class StepStore(Gateway):
+    """The store for the steps of a worker. `lease` and `grace` are seconds."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        keys: Keys,
-        configs: Configs,
-        dispatch: Dispatch,
-        terms: Terms,
-        crash: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self._connection = connection
-        self._scripts = RunScripts(connection, keys)
-        self._pushing = RunScripts(connection, keys, dispatch.queue_key)
-        self._configs = configs
-        self._dispatch = dispatch
-        self.terms = terms
-        self._crash = crash
-        self.calls = ToolCalls(
-            connection,
-            keys,
-            configs,
-            dispatch,
-            lease=terms.lease,
-            grace=terms.grace,
-            crash=crash,
-        )
-        self.calls.worker = terms.worker
+    def __init__(self, opened: Opened, calls: ToolCalls) -> None:
+        super().__init__(opened)
+        self.lease, self.grace = opened.settings.lease, opened.settings.grace
+        self.worker = opened.worker
+        self.calls = calls
         self.has_price: Callable[[AgentConfig, str], bool] = lambda _, __: True
 
     async def prepare(self) -> None:
@@ -139,8 +105,8 @@ class StepStore:
 
         Raises `StoreError` when Redis stays out of reach or the records cannot be read.
         """
-        owned = (hint.step, token, duration(self.terms.lease))
-        given = (*owned, self.terms.worker, "1" if waits else "", *_HEADER)
+        owned = (hint.step, token, duration(self.lease))
+        given = (*owned, self.worker, "1" if waits else "", *_HEADER)
         reply = await self._pushing.run("claim", hint.run_id, *given)
         if reply[0] != "claimed":
             return Refusal(Refused(reply[0]), detail_of(reply), owes=reply[-1] == OWED)
@@ -196,7 +162,7 @@ class StepStore:
     async def _journaled(
         self, script: str, claim: Claim, seconds: float, fields: Sequence[str]
     ) -> Held:
-        times = (duration(self.terms.lease), duration(seconds))
+        times = (duration(self.lease), duration(seconds))
         reply = await self._scripts.run(
             script, claim.run_id, claim.step, claim.token, *times, *fields
         )
@@ -261,7 +227,7 @@ class StepStore:
 
     async def unshelve(self, run_id: str) -> None:
         """Have a run that was put away dispatched after the grace time."""
-        await self._scripts.run("shelve", run_id, "", duration(self.terms.grace))
+        await self._scripts.run("shelve", run_id, "", duration(self.grace))
 
     def _commit_fields(self, verdict: Verdict, events: Events, message: str) -> dict[str, Any]:
         result, state = verdict.logged.result if verdict.logged else None, verdict.state
@@ -273,7 +239,7 @@ class StepStore:
             "log": stored_step(verdict.logged) if verdict.logged else "",
             "want": Want.CANCEL if state.stop_requested else "",
             "delay": duration(verdict.delay),
-            "grace": duration(self.terms.grace),
+            "grace": duration(self.grace),
             "message": message,
             "events": stored_events(events),
             "event_count": len(events),
@@ -288,7 +254,7 @@ class StepStore:
         if state.window and (since := log_end(state.window)):
             fields["since"] = since
         if verdict.move is Move.FINISH:
-            fields |= ending(verdict.stop_reason, verdict.error, self.terms.retention)
+            fields |= ending(verdict.stop_reason, verdict.error, self._settings.retention)
             is_completed = fields["status"] == Lifecycle.COMPLETED
             if is_completed and result and result.finish_reason in SHORTENED:
                 fields["shortened"] = result.finish_reason
@@ -307,7 +273,7 @@ class StepStore:
                 verdict = replace(verdict, logged=logged)
                 fields["guessed"] = nano_usd(logged.result.cost_usd)
             if lines := lines_of(logged, payer):
-                fields |= {"ledger": lines, "kept": self.terms.ledger_days}
+                fields |= {"ledger": lines, "kept": self._settings.ledger_days}
         if verdict.failed:
             fields["failed"] = stored_losses(verdict.failed, verdict.entered)
         if verdict.guess:
@@ -364,7 +330,7 @@ class StepStore:
 
     async def _give_back(self, hint: Work, token: str, header: Fields) -> None:
         """Leave a run that this worker cannot read to others, at growing intervals."""
-        delay = self.terms.grace * 2 ** min(int(header.get("limited", 0)), MOST_DOUBLINGS)
+        delay = self.grace * 2 ** min(int(header.get("limited", 0)), MOST_DOUBLINGS)
         fields = {
             "verdict": "retry",
             "slim": header.get("slim", ""),
@@ -372,7 +338,7 @@ class StepStore:
             "log": "",
             "want": header.get("want", ""),
             "delay": duration(delay),
-            "grace": duration(self.terms.grace),
+            "grace": duration(self.grace),
             "limited": 1,
             "lost": "",
             "dropped": "",
@@ -381,7 +347,7 @@ class StepStore:
             outcome = cancelled_outcome(header.get("want_note", ""))
             reason = StopReason.USER_REQUESTED
             fields |= {"verdict": "finish", "outcome": outcome.to_json()}
-            fields |= ending(reason, None, self.terms.retention)
+            fields |= ending(reason, None, self._settings.retention)
         reply = await self._pushing.run("commit", hint.run_id, hint.step, token, **fields)
         if reply[0] == "wanted":
             await self._give_back(hint, token, header | {"want": reply[1]})
@@ -432,3 +398,50 @@ def _committed(reply: list[str]) -> Committed:
     return Committed(
         applied=reply[0] != "lost", status=reply[1], owes=OWED in more, is_last=LAST in more
     )
+
+
+class IsolationMarks(Gateway):
+    """Notes the work that begins in isolated processes, and counts their deaths."""
+
+    async def begin(self, hint: Work, token: str, group: int) -> bool:
+        """Note that the owner of `token` begins, one of `group` in its process.
+
+        Returns False, and notes nothing, where the work is somebody else's by now.
+        """
+        work = (hint.run_id, hint.step, token, "" if hint.index is None else hint.index)
+        return bool(await self._scripts.run("tried", *work, group))
+
+    async def died(self, hint: Work, token: str, group: int, agent: str) -> None:
+        """Count the death of the process that had it, one of `group`, and dispatch it again.
+
+        `agent` names the run's agent, for people.
+        """
+        step = hint.of_step
+        is_step = hint.index is None
+        message = self._dispatch.message(step, agent) if is_step else ""
+        how = f"{How.ALONE}{group}"
+        if await _died(self._pushing, hint, token, how, message=message) and is_step:
+            await self._dispatch.published(step, agent)
+
+    async def child_died(self, hint: Work, worker: str) -> bool:
+        """Count the death of a pool's child, known as `worker`, if it had the work."""
+        return await _died(self._scripts, hint, "", How.CHILD, worker=worker)
+
+    async def worker_of(self, hint: Work) -> str:
+        """Return the name of the worker that had the work last, or ''."""
+        key, field = self._keys.run(hint.run_id), "worker"
+        if hint.index is not None:
+            key, field = f"{key}:journal", f"w:{hint.index}"
+        return str(await self._connection.execute("HGET", key, field) or "")
+
+
+async def _died(
+    scripts: RunScripts,
+    hint: Work,
+    token: str,
+    how: str,
+    message: str = "",
+    worker: str = "",
+) -> bool:
+    work = (hint.run_id, hint.step, token, "" if hint.index is None else hint.index)
+    return bool(await scripts.run("died", *work, how, message, worker))

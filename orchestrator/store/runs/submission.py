@@ -1,9 +1,9 @@
-"""Creates runs and batches; submitting the same thing twice changes nothing."""
+"""Creates runs, also ones with a history; submitting the same thing twice changes nothing."""
 
 import hashlib
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -16,19 +16,32 @@ from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, Sto
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.claim import Work
+from stepfleet.orchestrator.protocol.serialization import handoff
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.facts import RunOrigin
-from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.dispatch import Dispatch
-from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import RunScripts, ScriptCall, run_script
-from stepfleet.orchestrator.store.pace import Pace
-from stepfleet.orchestrator.store.records.codec import MESSAGES, stored_model
-from stepfleet.orchestrator.store.records.events import stored_events
+from stepfleet.orchestrator.records.state import AgentState, Lifecycle
+from stepfleet.orchestrator.store.codec import (
+    MESSAGES,
+    log_end,
+    status_event,
+    stored_events,
+    stored_model,
+)
+from stepfleet.orchestrator.store.compression import unpacked
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.lua import ScriptCall, flat, run_script
+from stepfleet.orchestrator.store.pace import SweepPace
+
+PAGE_FIELDS, PAGE_BYTES = 400, 256 * 1024
+"""The part of a log that one script writes, while Redis serves nobody else; the rest is staged."""
+STAGED_SECONDS = 600
+"""How long a staged page waits for the next, where a client has died."""
+_TRIES = 3
+_STAGED = ("log", "outcomes", "lost")
+_AT_WORK = (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +79,23 @@ class NewRun:
     model: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class ImportedRun:
+    """A run to create with a history.
+
+    `log`, `outcomes` and `lost` are fields as they are stored; `step` is the step at which the
+    run goes on, or stands. `header` are further fields of the header (times in milliseconds).
+    """
+
+    run: NewRun
+    state: AgentState
+    step: int
+    log: Mapping[str, str]
+    outcomes: Mapping[str, str] = field(default_factory=dict)
+    lost: Mapping[str, str] = field(default_factory=dict)
+    header: Mapping[str, Any] = field(default_factory=dict)
+
+
 def given_of(run: NewRun) -> str:
     """Return the digest of what makes a run another one: its agent, input and overrides."""
     after = run.after.to_json() if run.after else ""
@@ -75,25 +105,14 @@ def given_of(run: NewRun) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:16]
 
 
-class Submission:
-    """Writes new runs. `most` runs may be active in the whole fleet; None for any number."""
+class RunSubmission(Gateway):
+    """Writes new runs, and runs with a history: each by one call, whose long parts are staged."""
 
-    def __init__(
-        self,
-        connection: Connection,
-        keys: Keys,
-        dispatch: Dispatch,
-        *,
-        grace: float,
-        most: int | None = None,
-    ) -> None:
-        self._connection = connection
-        self._due = [keys.due(shard) for shard in range(keys.shards)]
-        self._most = most
-        self._scripts = RunScripts(connection, keys, dispatch.queue_key)
-        self._dispatch = dispatch
-        self._grace = grace
-        self._pace = Pace(connection)
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened)
+        self._due = [opened.keys.due(shard) for shard in range(opened.keys.shards)]
+        self._most = opened.settings.max_active_runs
+        self._pace = SweepPace(opened.connection)
 
     async def room(self) -> int | None:
         """Return how many runs may be created now; None for any number. Raises `StoreError`."""
@@ -155,10 +174,10 @@ class Submission:
 
     def _call(self, run: NewRun, now: datetime, made: str) -> tuple[Any, ...]:
         queued = _queued(run, now)
-        return self._scripts.call(
+        return self._pushing.call(
             "create",
             run.run_id,
-            round(self._grace * 1000),
+            round(self._settings.grace * 1000),
             MESSAGES.dump_json(run.messages, exclude_defaults=True),
             self._dispatch.message(Work(run.run_id, 0), run.agent),
             stored_events(queued),
@@ -174,6 +193,86 @@ class Submission:
         if not self._dispatch.in_script:
             hints = [(Work(run.run_id, 0), run.agent) for run in runs if not run.delay]
             await self._dispatch.publish(hints)
+
+    async def adopt(self, imported: ImportedRun) -> bool:
+        """Create the run; return False if the very same was created before.
+
+        Raises `ConflictError` if another run has its id, `StoreError` when Redis stays out
+        of reach or refuses because its memory is full.
+        """
+        try:
+            outcome = await self._adopt(imported)
+        except ResponseError as error:
+            msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
+            raise StoreError(msg) from None
+        if outcome == "exists":
+            msg = (
+                f"a run of the id {imported.run.run_id} is there already; "
+                "choose another id (uuid.uuid4()) for this one"
+            )
+            raise ConflictError(msg)
+        # Also after a repetition, whose first reply was lost: a second hint does no harm.
+        if imported.state.status in _AT_WORK:
+            await self._dispatch.published(_hint(imported), imported.run.agent)
+        return outcome == "created"
+
+    async def _adopt(self, imported: ImportedRun) -> str:
+        run, state = imported.run, imported.state
+        header = flat({**header_of(run, handoff(state)), **imported.header})
+        if since := log_end(state.window):
+            header += ["since", since]
+        log, outcomes = imported.log, imported.outcomes
+        parts = [header, *map(flat, (log, outcomes, imported.lost))]
+        # Other releases may pack the same records in another way.
+        content = [header, *(flat(_plain(part)) for part in (log, outcomes)), parts[3]]
+        digest = _digest(content)
+        events = status_event(state, state.status, await self._connection.now())
+        # Again where a staged page has expired, or another call for the same run took the pages.
+        for _ in range(_TRIES):
+            counts = [len(header), *await self._stage_all(run.run_id, digest, parts)]
+            values = [part for part, count in zip(parts, counts, strict=True) if count > 0]
+            (outcome,) = await self._write(imported, digest, events, counts, values)
+            if outcome != "missing":
+                return str(outcome)
+        msg = f"the log of the new run {run.run_id} does not stay in Redis; try again"
+        raise StoreError(msg)
+
+    async def _stage_all(
+        self, run_id: str, digest: str, parts: Sequence[Sequence[Any]]
+    ) -> list[int]:
+        """Stage long parts; return the number of values of each part, of a staged one -fields."""
+        counts = []
+        for name, part in zip(_STAGED, parts[1:], strict=True):
+            parted = list(pages(part))
+            for page in parted if len(parted) > 1 else ():
+                lifetime = STAGED_SECONDS * 1000
+                await self._scripts.run("stage", run_id, digest, name, lifetime, *page)
+            counts.append(-len(part) // 2 if len(parted) > 1 else len(part))
+        return counts
+
+    async def _write(
+        self,
+        imported: ImportedRun,
+        digest: str,
+        events: Events,
+        counts: list[int],
+        values: list[list[Any]],
+    ) -> Any:
+        run, state = imported.run, imported.state
+        return await self._pushing.run(
+            "adopt",
+            run.run_id,
+            digest,
+            state.status.value,
+            imported.step,
+            round(self._settings.grace * 1000),
+            self._settings.retention,
+            self._dispatch.message(_hint(imported), run.agent),
+            stored_events(events),
+            len(events),
+            *counts,
+            *(value for part in values for value in part),
+        )
 
 
 def _revoked(run: NewRun) -> ConfigurationError:
@@ -261,3 +360,33 @@ def _queued(run: NewRun, now: datetime) -> Events:
     payload |= {"tenant": run.tenant} if run.tenant else {}
     execution = f"{run.run_id}:1"
     return Events([Event(EventType.STATUS, run.run_id, execution, now, payload, run.parent)])
+
+
+def _hint(imported: ImportedRun) -> Work:
+    return Work(imported.run.run_id, imported.step)
+
+
+def pages(part: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """Yield field, value, ... in pages that one script may write, each with one pair at least."""
+    begin = size = 0
+    for at in range(0, len(part), 2):
+        own = len(part[at]) + len(part[at + 1])
+        if at > begin and (size + own > PAGE_BYTES or at - begin >= 2 * PAGE_FIELDS):
+            yield part[begin:at]
+            begin, size = at, 0
+        size += own
+    if part:
+        yield part[begin:]
+
+
+def _plain(stored: Mapping[str, str]) -> dict[str, bytes]:
+    return {name: unpacked(value) for name, value in stored.items()}
+
+
+def _digest(parts: list[list[Any]]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        for value in part:
+            digest.update(value if isinstance(value, bytes) else str(value).encode())
+            digest.update(b"\0")
+    return digest.hexdigest()[:32]

@@ -24,16 +24,15 @@ from stepfleet.orchestrator.records.run.summary import (
 )
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import HandedOver, LoggedStep, StepResult
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.records.codec import (
+from stepfleet.orchestrator.store.codec import (
     MESSAGES,
     load_lost,
     load_lost_use,
     load_outage,
     moment,
 )
-from stepfleet.orchestrator.store.records.compression import unpacked_within
+from stepfleet.orchestrator.store.compression import unpacked_within
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.runs.listing import RunLists
 from stepfleet.orchestrator.store.runs.reading import next_attempt, unknown_run
 
@@ -77,13 +76,12 @@ _Read = tuple[StepSummary, LoggedStep | None]
 """A step, and its entry in the log where that can be read."""
 
 
-class Timelines:
+class Timelines(Gateway):
     """Reads timelines of one store."""
 
-    def __init__(self, connection: Connection, keys: Keys) -> None:
-        self._connection = connection
-        self._keys = keys
-        self._lists = RunLists(connection, keys)
+    def __init__(self, opened: Opened, lists: RunLists) -> None:
+        super().__init__(opened)
+        self._lists = lists
 
     async def read(self, run_id: str, first: int, limit: int, *, content: bool) -> RunTimeline:
         """Return up to `limit` steps from the step `first` (from 1) on; fewer of large ones.

@@ -3,7 +3,7 @@
 Decides nothing: each script decides what the worker of a call may do.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -20,50 +20,32 @@ from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.state import AgentState
-from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.configs import Configs
-from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, call_label
-from stepfleet.orchestrator.store.keys import Keys
-from stepfleet.orchestrator.store.lua import RunScripts, detail_of
-from stepfleet.orchestrator.store.records.codec import (
+from stepfleet.orchestrator.store.codec import (
     Fields,
     duration,
     milliseconds,
     moment,
     pairs,
+    stored_events,
     stored_loss,
     stored_losses,
 )
-from stepfleet.orchestrator.store.records.compression import unpacked
-from stepfleet.orchestrator.store.records.events import stored_events
+from stepfleet.orchestrator.store.compression import unpacked
+from stepfleet.orchestrator.store.dispatch import CallTask, call_label
+from stepfleet.orchestrator.store.gateway import Gateway, Opened
+from stepfleet.orchestrator.store.lua import detail_of
 
 
-class ToolCalls:
+class ToolCalls(Gateway):
     """The store for tasks of single tool calls.
 
-    `lease` and `grace` are seconds; `worker` is this process's name. `crash` is called where tests
-    end the process.
+    `lease` and `grace` are seconds; `worker` is this process's name.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        keys: Keys,
-        configs: Configs,
-        dispatch: Dispatch,
-        *,
-        lease: float,
-        grace: float,
-        crash: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        self.lease = lease
-        self.grace = grace
-        self.worker = ""
-        self._scripts = RunScripts(connection, keys)
-        self._pushing = RunScripts(connection, keys, dispatch.queue_key)
-        self._configs = configs
-        self._dispatch = dispatch
-        self._crash = crash
+    def __init__(self, opened: Opened) -> None:
+        super().__init__(opened)
+        self.lease, self.grace = opened.settings.lease, opened.settings.grace
+        self.worker = opened.worker
 
     async def park(
         self, claim: Claim, verdict: Verdict, waiting: Waiting, events: Events

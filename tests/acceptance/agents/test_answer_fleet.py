@@ -12,7 +12,9 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Agent, AgentRunResult, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 Start = Callable[..., FleetWorker]

@@ -15,15 +15,9 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus, UsageStats
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.models.pricing import cost_of
-from stepfleet.worker.testing import (
-    Fault,
-    FaultKind,
-    ModelServer,
-    Reply,
-    RequestRecord,
-    ToolCallReply,
-    Usage,
-)
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, FaultKind, Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 180.0
 FOLDER = Path(__file__).parents[1] / "agent_modules"

@@ -7,7 +7,9 @@ from support.workers.fleet_workers import FleetWorker
 from support.workers.known_agents import until_known
 
 from stepfleet.orchestrator import Fleet
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 FILE = """
 [agents.adder]

@@ -8,7 +8,9 @@ from support.runs.lapsed_leases import leases_run_out
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet, StopReason
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 FILE = Path(__file__).parents[1] / "agent_modules" / "desk_agents.toml"

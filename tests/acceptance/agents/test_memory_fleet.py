@@ -16,7 +16,9 @@ from stepfleet.orchestrator.agents.recall import KeywordMemory, RedisNotes
 from stepfleet.orchestrator.memory.conversation import INSTRUCTIONS
 from stepfleet.orchestrator.memory.policy import CONTEXT
 from stepfleet.orchestrator.models.pricing import cost_of
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.server import ModelServer
 
 FILE = Path(__file__).parents[1] / "agent_modules" / "memory_agents.py"
 AGENTS = load_agents(str(FILE))

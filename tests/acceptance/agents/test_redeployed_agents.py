@@ -13,7 +13,9 @@ from support.workers.known_agents import until_known
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.store import keys
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 NOWHERE = "http://127.0.0.1:9/v1"

@@ -16,7 +16,9 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import AgentCheckpoint, AgentRunResult, AgentState, Fleet, StopReason
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.records.steps import StepType
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 SOURCE = Path(__file__).parents[1] / "agent_modules" / "strategic.py"

@@ -9,7 +9,8 @@ import pytest
 from support.servers.redis_servers import short_folder
 from support.workers.command_line import CommandLine
 
-from stepfleet.worker.testing import Fault, ModelServer, Reply
+from stepfleet.worker.testing.scenario import Fault, Reply
+from stepfleet.worker.testing.server import ModelServer
 
 REFUSED = """\
 from pathlib import Path

@@ -13,7 +13,8 @@ from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Agent, Fleet
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 

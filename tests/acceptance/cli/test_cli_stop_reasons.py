@@ -12,7 +12,9 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import AgentRunResult, Fleet, Lifecycle, RunStatus, StopReason
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 AGENTS = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))

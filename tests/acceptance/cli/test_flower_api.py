@@ -10,7 +10,9 @@ from support.servers.flower_site import AUTH, LONG, Site, started_flower, stock_
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import Agent, Fleet
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply
+from stepfleet.worker.testing.server import ModelServer
 
 pytestmark = pytest.mark.timeout(900)
 

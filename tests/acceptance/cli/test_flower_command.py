@@ -19,7 +19,9 @@ from support.servers.redis_servers import free_port, short_folder
 from support.workers.command_line import CommandLine
 from tornado.routing import URLSpec
 
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 # The tasks are counted: a hint that waits for a busy worker must not be sent once more, and a
 # worker that is ended by force tells nobody what became of its last steps.

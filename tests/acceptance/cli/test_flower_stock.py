@@ -19,7 +19,8 @@ from support.workers.known_agents import until_known
 
 from stepfleet.orchestrator import Agent, Fleet
 from stepfleet.orchestrator.dashboard.api.handling import AT_ONCE
-from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 pytestmark = pytest.mark.timeout(900)
 

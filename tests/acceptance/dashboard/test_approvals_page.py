@@ -12,7 +12,9 @@ from support.servers.flower_site import Site
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 pytestmark = pytest.mark.timeout(600)
 FILE = Path(__file__).parents[1] / "agent_modules" / "careful_agents.py"

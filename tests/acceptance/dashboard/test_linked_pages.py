@@ -8,7 +8,8 @@ from support.browser import LONG, Visitor
 from support.servers.flower_site import Site
 
 from stepfleet.orchestrator import Agent, Fleet
-from stepfleet.worker.testing import Fault, ModelServer, Reply
+from stepfleet.worker.testing.scenario import Fault, Reply
+from stepfleet.worker.testing.server import ModelServer
 
 pytestmark = pytest.mark.timeout(600)
 PLAIN = Agent("plain", model="openai:gpt-4o-mini")

@@ -13,7 +13,9 @@ from support.servers.redis_servers import RedisServer
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import Agent, Fleet
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply
+from stepfleet.worker.testing.server import ModelServer
 
 RUNS = int(os.environ.get("FLOWER_RUNS", "5000"))
 BAD = min(20, RUNS // 10)

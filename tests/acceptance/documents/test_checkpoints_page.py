@@ -12,7 +12,9 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet, RunComparison, SlimSerializationConfig
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "checkpoints.md").read_text(encoding="utf-8")
 AGENTS = '''\

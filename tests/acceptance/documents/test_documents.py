@@ -12,7 +12,9 @@ from support.workers.known_agents import until_known
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 TESTS = Path(__file__).parents[2]
 RECIPE = "docs/how-to/retry-what-failed.md"

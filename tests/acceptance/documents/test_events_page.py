@@ -12,7 +12,8 @@ from support.workers.known_agents import until_known
 from stepfleet.orchestrator import BroadcastConfig
 from stepfleet.orchestrator.events.domain_events import DomainEvent
 from stepfleet.orchestrator.events.envelope import EventType
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 PAGE = (Path(__file__).parents[3] / "docs" / "events.md").read_text(encoding="utf-8")

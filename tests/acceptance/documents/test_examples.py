@@ -17,7 +17,8 @@ from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import ModelServer, load_rules
+from stepfleet.worker.testing.rules import load_rules
+from stepfleet.worker.testing.server import ModelServer
 
 EXAMPLES = ROOT / "examples"
 PAGE = (EXAMPLES / "README.md").read_text(encoding="utf-8")

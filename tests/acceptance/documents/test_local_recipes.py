@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 PAGES = Path(__file__).parents[3] / "docs" / "how-to"
 LONG = 110.0

@@ -11,7 +11,9 @@ from support.workers.known_agents import until_known
 
 from stepfleet.orchestrator.client.rendering import StatusType, UIMetadata
 from stepfleet.worker.telemetry import JsonLines
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "observability.md").read_text(encoding="utf-8")
 SHORT, LOGGING, WINDOW = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)[:3]

@@ -10,7 +10,9 @@ from pathlib import Path
 
 from support.workers.fleet_workers import FleetWorker
 
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 README = Path(__file__).parents[3] / "README.md"
 

@@ -18,9 +18,10 @@ from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.fleet.unused_configs import forget_configs
-from stepfleet.orchestrator.store.opening.opening import open_store
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.orchestrator.store.store import open_store
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 PAGE = (Path(__file__).parents[3] / "docs" / "security.md").read_text(encoding="utf-8")
@@ -108,7 +109,7 @@ async def tidied(url: str, prefix: str) -> int:
     """Forget old configurations, as workers do now and then; return how many were there."""
     opened = await open_store(load_settings(redis_url=url, prefix=prefix))
     try:
-        return await forget_configs(opened)
+        return await opened.configs.forget_unused(opened.settings.retention)
     finally:
         await opened.aclose()
 

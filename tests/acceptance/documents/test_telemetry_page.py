@@ -13,7 +13,9 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator.store import keys
 from stepfleet.worker.telemetry.metrics import PORTS, Metrics
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 PAGE = (Path(__file__).parents[3] / "docs" / "observability.md").read_text(encoding="utf-8")
 TRACE, AGENT = re.findall(r"```python\n(.+?)```", PAGE, re.DOTALL)[3:]

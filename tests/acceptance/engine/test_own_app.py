@@ -15,7 +15,9 @@ from support.servers.redis_servers import short_folder
 from support.workers.celery_worker import CeleryWorker
 from support.workers.fleet_workers import QUICK
 
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 90.0
 PAGE = (ROOT / "docs" / "how-to" / "own-celery-app.md").read_text(encoding="utf-8")

@@ -10,7 +10,9 @@ from support.deadlines import wait_until
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 Start = Callable[..., FleetWorker]

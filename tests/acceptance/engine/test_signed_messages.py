@@ -18,8 +18,12 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
-from stepfleet.orchestrator.store.dispatch import CallTask, Dispatch, TaskMessages
-from stepfleet.orchestrator.store.opening.opening import client_app
+from stepfleet.orchestrator.store.dispatch import (
+    CallTask,
+    Dispatch,
+    TaskMessages,
+    client_app,
+)
 from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 
 Start = Callable[..., FleetWorker]

@@ -11,7 +11,7 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import AgentRunResult, Fleet, Lifecycle
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import Reply
+from stepfleet.worker.testing.scenario import Reply
 
 AGENTS = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))
 LONG = 60.0

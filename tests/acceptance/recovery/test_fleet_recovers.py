@@ -20,7 +20,9 @@ from support.workers.frozen import freeze
 
 from stepfleet.orchestrator import AgentRunResult, Fleet, RunStatus, UsageStats
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import Faults, ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Faults, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 Start = Callable[..., FleetWorker]

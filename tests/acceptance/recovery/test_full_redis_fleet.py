@@ -8,7 +8,9 @@ from support.servers.redis_servers import RedisServer
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Agent, Fleet, RunStatus
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 LEASE = 3

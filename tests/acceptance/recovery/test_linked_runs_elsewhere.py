@@ -23,10 +23,12 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import AgentRunResult, AsyncFleet, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.client.blocking.fleet import Batch
+from stepfleet.orchestrator.client.blocking import Batch
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.records.run.summary import RunTree
-from stepfleet.orchestrator.store.batches.schedules import Schedules
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 FILE = Path(__file__).parents[1] / "agent_modules" / "linked_agents.py"
 AGENTS = load_agents(str(FILE))
@@ -173,8 +175,8 @@ def _names(tree: RunTree) -> Iterator[str]:
 async def make_due(url: str) -> None:
     """Let the schedule be an hour old: one tick is to be made up."""
     async with AsyncFleet(url) as fleet:
-        store = (await fleet._session.open()).store
-        schedules = Schedules(store.connection, store.keys)
+        store = await store_of(fleet)
+        schedules = store.schedules
         view, now = await schedules.get(HOURLY), await schedules.now()
         earlier = view.schedule.model_copy(update={"created": now - timedelta(hours=1)})
         await schedules.change(earlier, now)

@@ -12,10 +12,11 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet, RunStatus
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.model_calls.circuits import Circuits, ServiceOutage
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.circuits import ServiceOutage
+from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.runtime.circuits import PROBES
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 RUNS = 12
 LONG = 60.0
@@ -25,7 +26,7 @@ def outages(url: str) -> list[ServiceOutage]:
     async def read() -> list[ServiceOutage]:
         opened = await open_store(load_settings(redis_url=url))
         try:
-            return await Circuits(opened.connection, opened.keys).outages()
+            return await opened.circuits.outages()
         finally:
             await opened.aclose()
 

@@ -11,7 +11,7 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 Start = Callable[..., FleetWorker]

@@ -13,7 +13,8 @@ from support.workers.command_line import CommandLine
 from support.workers.frozen import freeze
 
 from stepfleet.orchestrator import Fleet
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 90.0
 

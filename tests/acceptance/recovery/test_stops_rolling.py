@@ -11,7 +11,7 @@ from support.workers.fleet_workers import AGENTS, FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 PLAIN = load_agents(str(AGENTS))["plain"]

@@ -15,7 +15,8 @@ from support.servers.redis_servers import RedisServer
 from support.workers.command_line import COMMAND
 
 from stepfleet.orchestrator import Agent, Fleet
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 AGENTS = (

@@ -23,7 +23,7 @@ from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 PLAIN = load_agents(str(AGENTS))["plain"]

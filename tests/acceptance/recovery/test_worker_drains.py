@@ -10,7 +10,7 @@ from support.workers.fleet_workers import AGENTS, FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 PLAIN = load_agents(str(AGENTS))["plain"]

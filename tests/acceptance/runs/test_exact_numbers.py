@@ -13,7 +13,9 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.memory.conversation import INSTRUCTIONS
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 FILE = Path(__file__).parents[1] / "agent_modules" / "exact_agents.py"
 AGENTS = load_agents(str(FILE))

@@ -14,9 +14,10 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Batch, Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.store.admission.limit_use import BudgetUse
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
-from stepfleet.worker.testing.scenario import name_of
+from stepfleet.orchestrator.store.limits import BudgetUse
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply, Usage, name_of
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 AGENT = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))["plain"]

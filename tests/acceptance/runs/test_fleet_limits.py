@@ -16,14 +16,10 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet, StopReason
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import (
-    Fault,
-    ModelServer,
-    RateLimit,
-    Reply,
-    RequestRecord,
-    ToolCallReply,
-)
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.rate_limits import RateLimit
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 AGENT = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))["plain"]

@@ -13,7 +13,9 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Agent, Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 ROOM = {"STEPFLEET_MAX_ACTIVE_RUNS": "4", "STEPFLEET_LEASE": "2"}

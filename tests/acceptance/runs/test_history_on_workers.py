@@ -18,7 +18,9 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import Fleet, Lifecycle, RunStatus, StopReason, load_checkpoint
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.records.run.facts import OriginKind
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 AGENTS = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))
 PLAIN = AGENTS["plain"]

@@ -12,7 +12,9 @@ from stepfleet.orchestrator import AgentRunResult, AsyncFleet, ErrorPolicy
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
 KINDS = 4

@@ -12,7 +12,8 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 AGENT = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))["plain"]
 NAME, WHY = "openai:scripted", "requests per minute of openai:scripted"

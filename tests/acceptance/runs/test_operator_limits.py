@@ -22,7 +22,8 @@ from stepfleet.orchestrator import (
     StopReason,
 )
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import Fault, ModelServer, Reply
+from stepfleet.worker.testing.scenario import Fault, Reply
+from stepfleet.worker.testing.server import ModelServer
 from stepfleet.worker.toolbox.execution import DEFAULT_TIMEOUT
 
 LONG = 60.0

@@ -7,7 +7,7 @@ import pytest
 from support.deadlines import wait_until
 
 from stepfleet.orchestrator import Fleet
-from stepfleet.worker.testing import Reply
+from stepfleet.worker.testing.scenario import Reply
 
 LONG = 60.0
 

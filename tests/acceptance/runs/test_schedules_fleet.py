@@ -13,10 +13,11 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import Agent, AsyncFleet, Fleet
 from stepfleet.orchestrator.batches.following import tick_id, ticks_after
 from stepfleet.orchestrator.batches.scheduling import Scheduling, key_of
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch, run_id_of
-from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 LINES = [{"id": f"{n}", "input": f"line {n}"} for n in range(20)]
@@ -33,17 +34,17 @@ async def test_each_tick_is_one_batch_over_dead_owners_and_clocks(
         # No tick of its own comes while the test runs.
         cron = f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
         await fleet.schedules.add("hourly", LINES, agent, cron=cron, missed="all")
-        client = await fleet._session.open()
-        store = Schedules(client.store.connection, client.store.keys)
+        opened = await store_of(fleet)
+        store = opened.schedules
         view, now = await store.get("hourly"), await store.now()
         since = now - timedelta(hours=3)
         past = view.schedule.model_copy(update={"created": since})
         ticks = [one for one in islice(ticks_after(cron, "UTC", since), 3) if one <= now]
         assert len(ticks) == 3
-        await Scheduling(client.store).submit(past, ticks[0])
+        await Scheduling(opened).submit(past, ticks[0])
         assert await store.take("hourly")  # by one that is dead: its turn runs out
-        turn = client.store.keys.of(f"{SCHEDULE_TURNS}hourly")
-        await client.store.connection.execute("PEXPIRE", turn, 1000)
+        turn = opened.keys.of(f"{SCHEDULE_TURNS}hourly")
+        await opened.connection.execute("PEXPIRE", turn, 1000)
         await store.change(past, now - timedelta(hours=1))
         start_worker()
         ids = [id_of_keyed_batch(key_of("hourly", tick_id(one))) for one in ticks]
@@ -78,9 +79,9 @@ async def test_an_owner_that_is_killed_while_it_submits_leaves_one_whole_batch(
         cron = f"{(datetime.now(UTC).minute + 30) % 60} * * * *"
         agent = Agent("plain", model="openai:scripted")
         await fleet.schedules.add("big", lines, agent, cron=cron)
-        client = await fleet._session.open()
-        connection, keys = client.store.connection, client.store.keys
-        store, turn = Schedules(connection, keys), keys.of(f"{SCHEDULE_TURNS}big")
+        opened = await store_of(fleet)
+        connection, keys = opened.connection, opened.keys
+        store, turn = opened.schedules, keys.of(f"{SCHEDULE_TURNS}big")
         view, now = await store.get("big"), await store.now()
         earlier = view.schedule.model_copy(update={"created": now - timedelta(hours=1)})
         tick = next(ticks_after(cron, "UTC", earlier.created))

@@ -10,8 +10,9 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.worker.testing import Faults, ModelServer, Reply, RequestRecord, ToolCallReply
-from stepfleet.worker.testing.scenario import FaultKind
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import FaultKind, Faults, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 AGENT = load_agents(str(Path(__file__).parents[1] / "agent_modules" / "agents.py"))["plain"]

@@ -21,7 +21,9 @@ from support.workers.fleet_workers import FleetWorker
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 Start = Callable[..., FleetWorker]
 FILE = Path(__file__).parents[1] / "agent_modules" / "hostile_agents.py"

@@ -7,7 +7,8 @@ import pytest
 from stepfleet.orchestrator import Agent, AsyncFleet, RunStatus
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 GOOD = {"code": "aaa"}
 SCHEMA = {

@@ -30,7 +30,6 @@ from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
 from stepfleet.orchestrator.agents.answers.contract import DEFAULT_TEXT
 from stepfleet.orchestrator.records.run.results import StructuredDataError
 from stepfleet.orchestrator.records.steps import StepType
-from stepfleet.orchestrator.store.runs.timeline import Timelines
 
 Ran = tuple[AgentRunResult, tuple[Message, ...], list[ModelRequest]]
 RAN: list[str] = []
@@ -455,7 +454,7 @@ async def test_the_timeline_and_the_events_of_a_step_have_its_refusal(redis_url:
     ):
         await hands.finish(run_id)
         store = desk.opened
-        seen = await Timelines(store.connection, store.keys).read(run_id, 1, 9, content=True)
+        seen = await store.timelines.read(run_id, 1, 9, content=True)
         events, _ = await desk.runs.events(run_id)
     (error,) = seen.steps[0].errors
     assert error.startswith("answer refused: people: 'many' is not of type 'integer'")

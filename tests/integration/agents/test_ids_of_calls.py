@@ -11,7 +11,8 @@ from support.runs.stored_runs import bench
 from stepfleet.orchestrator import Agent, tool
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
-from stepfleet.worker.testing import Fault, FaultKind, ModelServer, Reply, ToolCallReply
+from stepfleet.worker.testing.scenario import Fault, FaultKind, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 PROVIDERS = (
     "openai",

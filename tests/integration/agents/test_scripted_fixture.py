@@ -15,7 +15,8 @@ from support.runs.tools import broken, look
 
 from stepfleet.orchestrator import Agent, ErrorPolicy, StopReason, tool
 from stepfleet.orchestrator.errors import ModelError
-from stepfleet.worker.testing import Reply, Scripted, ScriptError, call
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.scripted import Scripted, ScriptError, call
 
 
 class Found(BaseModel):

@@ -13,7 +13,7 @@ from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, ErrorInfo, ErrorPolicy, ErrorType
 from stepfleet.orchestrator.batches import failures as counting
-from stepfleet.orchestrator.client.fleet import AsyncBatch
+from stepfleet.orchestrator.client.fleet import AsyncBatch, store_of
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 
@@ -76,8 +76,8 @@ async def test_a_stored_result_and_the_scan_agree_on_the_cause(
 ) -> None:
     batch = await ended_in_each_way(fleet, desk, "a")
     results = [result async for result in batch.results(follow=False, failed=True)]
-    read = await batch._session.open()
-    scanned = await read.failed.read([result.run_id for result in results])
+    store = await store_of(fleet)
+    scanned = await store.runs.failed([result.run_id for result in results])
     seen = [counting.failure_of(result) for result in results]
     assert [one.model_copy(update={"limits": {}}) for one in scanned] == seen
     last = (await fleet.runs.result(run_id_of(batch.id, BROKEN))).last_error

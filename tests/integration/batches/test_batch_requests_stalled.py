@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 from support.runs.batch_requests import in_force, manifest_of, requests_of
-from support.runs.stored_runs import Bench, answered, plain_agent
+from support.runs.stored_runs import Bench, answered, plain_agent, with_settings
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.batches.requests import BatchRequests, Request
-from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.batches.requests import BatchRequest, BatchRequests
 from stepfleet.orchestrator.store.lua import run_script
 
 AGENT = plain_agent()
@@ -46,10 +45,7 @@ async def what_is_asked(desk: Bench, batch: AsyncBatch) -> dict[str, str]:
 
 async def looked(desk: Bench) -> int:
     await desk.opened.connection.execute("DEL", keys.UPKEEP)
-    upkeep = BatchUpkeep(
-        desk.opened.connection, desk.opened.keys, retention=60, requests=requests_of(desk)
-    )
-    return await upkeep.look()
+    return await with_settings(desk.opened, retention=60).upkeep.look()
 
 
 class Stalling(BatchRequests):
@@ -58,7 +54,7 @@ class Stalling(BatchRequests):
     asleep: asyncio.Event
     awake: asyncio.Event
 
-    async def sweep_runs(self, request: Request, *about: Any) -> Any:
+    async def sweep_runs(self, request: BatchRequest, *about: Any) -> Any:
         swept = await super().sweep_runs(request, *about)
         self.asleep.set()
         await self.awake.wait()
@@ -67,8 +63,7 @@ class Stalling(BatchRequests):
 
 def stalling(desk: Bench) -> Stalling:
     opened = desk.opened
-    batches = Batches(opened.connection, opened.keys, retention=3600)
-    client = Stalling(opened.connection, opened.keys, opened.dispatch, batches, grace=5)
+    client = Stalling(opened, with_settings(opened, retention=3600).batches)
     client.asleep, client.awake = asyncio.Event(), asyncio.Event()
     return client
 
@@ -148,13 +143,13 @@ async def test_the_end_of_a_request_leaves_the_next_one_alone(
     resume = await in_force(desk, batch, "resume")
 
     class Overtaken(BatchRequests):
-        async def lift(self, request: Request) -> None:
+        async def lift(self, request: BatchRequest) -> None:
             await in_force(desk, batch, "cancel")
             await super().lift(request)
 
     opened = desk.opened
-    batches = Batches(opened.connection, opened.keys, retention=3600)
-    ending = Overtaken(opened.connection, opened.keys, opened.dispatch, batches, grace=5)
+    batches = with_settings(opened, retention=3600).batches
+    ending = Overtaken(opened, batches)
     await ending.sweep(resume)
     assert (await what_is_asked(desk, batch))["sweep"].startswith("cancel ")
     assert await desk.opened.connection.execute("ZSCORE", keys.SWEEPS, batch.id)
@@ -169,7 +164,7 @@ async def test_an_entry_that_cannot_be_read_keeps_no_other_batch_waiting(
     stored = desk.opened.keys.manifest(batch.id)
     await desk.opened.connection.execute("HSET", stored, "sweep", "nonsense", "expires", "never")
     await stalled(desk, batch, 1)
-    await Batches(desk.opened.connection, desk.opened.keys, retention=60).look_at(batch.id)
+    await with_settings(desk.opened, retention=60).batches.look_at(batch.id)
     second = await submitted(fleet, "second")
     await in_force(desk, second, "cancel")
     await stalled(desk, second, 2)
@@ -193,7 +188,7 @@ async def test_a_manifest_of_which_only_a_request_is_left_is_none(
     await stalled(desk, batch)
     assert await requests_of(desk).go_on() == 0
     assert await desk.opened.connection.execute("ZCARD", keys.SWEEPS) == 0
-    batches = Batches(desk.opened.connection, desk.opened.keys, retention=60)
+    batches = with_settings(desk.opened, retention=60).batches
     assert await batches.find(batch.id) is None
 
 
@@ -204,13 +199,13 @@ async def test_a_cancel_without_its_fields_counts_no_loss_twice(
     own = run_id_of(batch.id, 0)
     await desk.claim(own)
     await desk.opened.connection.execute("HSET", desk.opened.keys.run(own), "lease", 1)
-    request = Request(batch.id, RUNS, "cancel", 1, fields)
+    request = BatchRequest(batch.id, RUNS, "cancel", 1, fields)
     await requests_of(desk).flag(request)
     assert (await requests_of(desk).sweep(request)).runs == 0
     await desk.claim(own)
     header = await desk.header(own)
     assert (header["crashes"], header.get("heard")) == ("1", None)
-    await requests_of(desk).flag(Request(batch.id, RUNS, "pause", 2))
+    await requests_of(desk).flag(BatchRequest(batch.id, RUNS, "pause", 2))
     assert (await desk.refused(run_id_of(batch.id, 1))).why is Refused.PAUSED
 
 
@@ -218,7 +213,7 @@ async def test_a_cancel_whose_client_dies_as_it_asks_is_finished_by_a_worker(
     desk: Bench, batch: AsyncBatch
 ) -> None:
     class Dying(BatchRequests):
-        async def flag(self, request: Request) -> None:
+        async def flag(self, request: BatchRequest) -> None:
             raise ConnectionAbortedError
 
         async def _ask(self, *args: Any) -> Any:
@@ -226,8 +221,8 @@ async def test_a_cancel_whose_client_dies_as_it_asks_is_finished_by_a_worker(
             return await super()._ask(*args)
 
     opened = desk.opened
-    batches = Batches(opened.connection, opened.keys, retention=3600)
-    client = Dying(opened.connection, opened.keys, opened.dispatch, batches, grace=5)
+    batches = with_settings(opened, retention=3600).batches
+    client = Dying(opened, batches)
     manifest = await batches.get(batch.id)
     with pytest.raises(ConnectionAbortedError):
         await client.ask(manifest, "cancel", "once", desk.control.batch_cancel("enough"))

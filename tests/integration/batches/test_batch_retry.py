@@ -7,12 +7,12 @@ import pytest
 from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet
-from stepfleet.orchestrator.client.control import batch_retry
+from stepfleet.orchestrator.client import control
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 
 AGENT = plain_agent(max_steps=2)
-MANY = batch_retry.ROWS + 50
+MANY = control.ROWS + 50
 
 
 BENCH: dict[str, Any] = {"agent": AGENT}
@@ -92,7 +92,7 @@ async def test_a_batchs_retry_reads_little_and_says_how_far_it_is(
     await connection.execute("CONFIG", "RESETSTAT")
     rows: list[int] = []
     assert await batch.retry(rows.append, failed_only=False) == MANY
-    assert rows == [batch_retry.ROWS, MANY]
+    assert rows == [control.ROWS, MANY]
     used = await connection.execute("INFO", "commandstats")
     whole = used.get("cmdstat_hgetall", {"calls": 0})["calls"]
     assert whole < MANY, "no run is read whole"
@@ -110,6 +110,6 @@ async def test_a_retry_that_was_broken_off_goes_on_when_it_is_asked_again(
     with pytest.raises(KeyError):
         await batch.retry(break_off, failed_only=False)
     await desk.opened.connection.execute("SCRIPT", "FLUSH")
-    assert await batch.retry(failed_only=False) == MANY - batch_retry.ROWS
+    assert await batch.retry(failed_only=False) == MANY - control.ROWS
     assert await batch.retry(failed_only=False) == 0
     assert (await batch.progress()).open == MANY

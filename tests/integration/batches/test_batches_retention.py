@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-from support.runs.stored_runs import Bench, answered, failed, plain_agent
+from support.runs.stored_runs import Bench, answered, failed, plain_agent, with_settings
 
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.store import pace
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.lua import run_script
 
 AGENT = plain_agent()
@@ -100,9 +99,7 @@ async def test_one_worker_of_a_fleet_looks_after_batches(desk: Bench, fleet: Asy
     batch = await submitted(fleet, 1)
     await complete(desk, batch, 0)
     opened = desk.opened
-    looks = [
-        await BatchUpkeep(opened.connection, opened.keys, retention=60).look() for _ in range(3)
-    ]
+    looks = [await with_settings(opened, retention=60).upkeep.look() for _ in range(3)]
     assert looks == [1, 0, 0]
 
 
@@ -119,7 +116,7 @@ async def test_a_run_that_ends_anew_between_two_pages_leaves_nothing_without_end
     first = run_id_of(batch.id, 0)
     pages = 0
 
-    send = pace.Pace.send
+    send = pace.SweepPace.send
 
     async def retried_behind_the_first_page(*given: Any) -> Any:
         nonlocal pages
@@ -130,7 +127,7 @@ async def test_a_run_that_ends_anew_between_two_pages_leaves_nothing_without_end
             await desk.commit(claim, answered(claim))
         return answer
 
-    monkeypatch.setattr(pace.Pace, "send", retried_behind_the_first_page)
+    monkeypatch.setattr(pace.SweepPace, "send", retried_behind_the_first_page)
     await desk.keep_up()
     assert await connection.execute("PTTL", keys.batch(0, batch.id)) > 0
     assert await connection.execute("ZSCORE", keys.over(0), batch.id) is not None

@@ -6,13 +6,20 @@ from datetime import timedelta
 
 import pytest
 from support.deadlines import until
-from support.runs.stored_runs import Bench, answered, failed, plain_agent
+from support.runs.stored_runs import (
+    Bench,
+    answered,
+    failed,
+    plain_agent,
+    with_gateways,
+    with_settings,
+)
 
 from stepfleet.orchestrator import Agent, AsyncBatch, AsyncFleet, ConfigurationError
-from stepfleet.orchestrator.batches.following import Following
+from stepfleet.orchestrator.batches.following import FollowUpSubmission
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.store.batches.batches import Batches
-from stepfleet.orchestrator.store.batches.follow_ups import FollowUpIndex
+from stepfleet.orchestrator.store.batches.upkeep import FollowUpIndex
 from stepfleet.orchestrator.store.keys import FOLLOW_UPS
 from stepfleet.worker.runtime import background
 
@@ -35,11 +42,10 @@ async def follow(desk: Bench) -> list[str]:
     """Do what a worker does for batches that follow others; return which were due."""
     opened = desk.opened
     await desk.keep_up()
-    batches = Batches(opened.connection, opened.keys, retention=60)
-    index = FollowUpIndex(opened.connection, opened.keys, batches)
-    due, _ = await index.due()
+    store = with_settings(opened, retention=60)
+    due, _ = await store.follow_ups.due()
     for batch_id in due:
-        await Following(opened, batches, index).look(batch_id)
+        await FollowUpSubmission(store).look(batch_id)
     return due
 
 
@@ -84,7 +90,7 @@ async def test_each_completed_run_gets_a_run_with_its_result(
     second = await first.then(EDITOR, "{id} / {input} / {output}", max_steps=7)
     progress = await second.progress()
     assert (progress.waits, progress.over, progress.follows) == (True, False, first.id)
-    manifest = await Batches(desk.opened.connection, desk.opened.keys, retention=60).get(second.id)
+    manifest = await with_settings(desk.opened, retention=60).batches.get(second.id)
     assert not is_stalled(manifest, progress.created + timedelta(days=1))
     assert await follow(desk) == [second.id]
     assert await follow(desk) == []  # it waits for a call
@@ -187,24 +193,30 @@ async def test_a_submission_goes_on_where_a_dead_worker_left_it(
     fleet: AsyncFleet, desk: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("stepfleet.orchestrator.batches.following.ROWS", 4)
-    monkeypatch.setattr("stepfleet.orchestrator.store.batches.follow_ups.TURN_MS", 600_000)
+    monkeypatch.setattr("stepfleet.orchestrator.store.batches.upkeep.TURN_MS", 600_000)
     first = await fleet.submit_batch(lines(20), AGENT)
     second = await first.then(EDITOR, "{outputs}", page=2)
     await do(desk, first.run_ids())
     await desk.keep_up()
     opened = desk.opened
-    batches = Batches(opened.connection, opened.keys, retention=60)
-    index = Dying(opened.connection, opened.keys, batches)
+    batches = with_settings(opened, retention=60).batches
+    index = Dying(opened, batches)
     with pytest.raises(asyncio.CancelledError):
-        await Following(opened, batches, index).look(second.id)
+        await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=index)).look(
+            second.id
+        )
     begun = await second.progress()
     assert begun.waits
     assert begun.submitted == 4
     assert not begun.submission_stalled
     assert not await index.take(second.id)
     await index.release(second.id)  # as its turn ends by itself
-    await Following(opened, batches, index).look(second.id)
-    await Following(opened, batches, index).look(second.id)
+    await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=index)).look(
+        second.id
+    )
+    await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=index)).look(
+        second.id
+    )
     progress = await second.progress()
     assert (progress.submitted, progress.total, progress.waits) == (10, 10, False)
     assert await index.due() == ([], False)
@@ -293,12 +305,14 @@ async def test_a_batch_is_not_forgotten_whose_client_stalls_before_its_record_is
     """MULTI-04: a worker that looks meanwhile finds nothing."""
     first = await fleet.submit_batch(lines(2), AGENT)
     opened, real = desk.opened, Batches.register
-    batches = Batches(opened.connection, opened.keys, retention=60)
-    index = FollowUpIndex(opened.connection, opened.keys, batches)
+    batches = with_settings(opened, retention=60).batches
+    index = FollowUpIndex(opened, batches)
 
     async def stalls(self: Batches, manifest: Manifest) -> None:
         if manifest.plan is not None:
-            await Following(opened, batches, index).look(manifest.batch_id)
+            await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=index)).look(
+                manifest.batch_id
+            )
         await real(self, manifest)
 
     monkeypatch.setattr(Batches, "register", stalls)
@@ -326,14 +340,14 @@ async def test_a_worker_whose_turn_has_ended_refuses_no_batch(
 ) -> None:
     """MULTI-04: another one has submitted it by then, behind repaired runs."""
     opened = desk.opened
-    batches = Batches(opened.connection, opened.keys, retention=60)
+    batches = with_settings(opened, retention=60).batches
     first = await fleet.submit_batch(lines(2), AGENT)
     second = await first.then(EDITOR, after_failed="stop")
     good, bad = first.run_ids()
     claim = await desk.claim(bad)
     await desk.commit(claim, failed(claim))
     await do(desk, [good])
-    slow = FollowUpIndex(opened.connection, opened.keys, batches)
+    slow = FollowUpIndex(opened, batches)
     real = slow.hold
 
     async def stalls(batch_id: str) -> bool:
@@ -341,7 +355,9 @@ async def test_a_worker_whose_turn_has_ended_refuses_no_batch(
         return await real(batch_id)
 
     slow.hold = stalls  # type: ignore[method-assign]
-    await Following(opened, batches, slow).look(second.id)
+    await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=slow)).look(
+        second.id
+    )
     progress = await second.progress()
     assert (progress.waits, progress.refused) == (True, None)
 
@@ -353,7 +369,7 @@ async def test_a_cancelled_batch_that_waited_is_forgotten_behind_its_retention(
     second, third = await first.then(EDITOR), await first.then(EDITOR, "Sum: {output}")
     await second.cancel()
     opened = desk.opened
-    batches = Batches(opened.connection, opened.keys, retention=0)
+    batches = with_settings(opened, retention=0).batches
     assert await batches.is_forgettable(await batches.get(second.id))
     assert not await batches.is_forgettable(await batches.get(third.id))
 

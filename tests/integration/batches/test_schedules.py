@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -10,21 +11,23 @@ import pytest
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.batches.scheduling import Scheduling
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.schedules import TURN_MS, Schedules
-from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet
-from stepfleet.orchestrator.store.fleet.figures import fleet_figures
+from stepfleet.orchestrator.store.codec import milliseconds, moment
+from stepfleet.orchestrator.store.fleet.checks import fleet_checks, read_fleet
+from stepfleet.orchestrator.store.fleet.overview import fleet_figures
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS, SCHEDULES, USED
-from stepfleet.orchestrator.store.records.codec import milliseconds, moment
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.runs.submission import NewRun, RunSubmission
 
 LINES = [{"id": f"{n}", "input": "x"} for n in range(3)]
 AGENT = Agent("plain", model="openai:none")
 
 
 async def opened(fleet: AsyncFleet) -> tuple[Schedules, Scheduling]:
-    store = (await fleet._session.open()).store
-    return Schedules(store.connection, store.keys), Scheduling(store)
+    """Return the schedules of two further workers."""
+    store = await store_of(fleet)
+    return replace(store).schedules, Scheduling(replace(store))
 
 
 async def make_due(store: Schedules, name: str, hours: int) -> None:
@@ -65,9 +68,9 @@ async def test_what_this_worker_cannot_read_stays_and_others_go_on(fleet: AsyncF
     await fleet.schedules.add("good", LINES, AGENT, cron="@hourly")
     store, scheduling = await opened(fleet)
     await make_due(store, "good", 2)
-    client = await fleet._session.open()
-    key = client.store.keys.of(SCHEDULES)
-    await client.store.connection.execute("HSET", key, "broken", '{"from": "a newer version"}')
+    held = await store_of(fleet)
+    key = held.keys.of(SCHEDULES)
+    await held.connection.execute("HSET", key, "broken", '{"from": "a newer version"}')
     await scheduling.look("broken")
     assert await store.is_there("broken")
     assert [one.schedule.name for one in await fleet.schedules.all()] == ["good"]
@@ -81,9 +84,9 @@ async def test_a_forgotten_configuration_is_stored_again(fleet: AsyncFleet) -> N
     await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
     store, scheduling = await opened(fleet)
     await make_due(store, "s", 2)
-    client = await fleet._session.open()
+    held = await store_of(fleet)
     for name in ("sf:agents", USED):
-        await client.store.connection.execute("DEL", client.store.keys.of(name))
+        await held.connection.execute("DEL", held.keys.of(name))
     await scheduling.look("s")
     view = await store.get("s")
     assert (view.state.submitted, view.state.error) == (1, None)
@@ -118,10 +121,10 @@ async def test_a_schedule_that_is_added_again_has_nothing_of_the_one_before_it(
     other, scheduling = await opened(fleet)
     assert await other.get("s") == added
     assert len(await other.rows(added.schedule)) == 2
-    client = await fleet._session.open()
-    rows = client.store.keys.of("sf:{schedules}:rows:*")
-    (kept,) = await client.store.connection.execute("KEYS", rows)
-    assert await client.store.connection.execute("TTL", kept) == -1
+    inner = await store_of(fleet)
+    rows = inner.keys.of("sf:{schedules}:rows:*")
+    (kept,) = await inner.connection.execute("KEYS", rows)
+    assert await inner.connection.execute("TTL", kept) == -1
     await make_due(other, "s", 25)
     await scheduling.look("s")
     assert (await other.get("s")).state.submitted == 1
@@ -132,8 +135,8 @@ async def test_what_is_left_of_a_schedule_goes_and_one_that_is_there_stays(
 ) -> None:
     await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
     store, scheduling = await opened(fleet)
-    client = await fleet._session.open()
-    execute, key = client.store.connection.execute, client.store.keys.of(SCHEDULES)
+    inner = await store_of(fleet)
+    execute, key = inner.connection.execute, inner.keys.of(SCHEDULES)
     await store.forget("s")
     assert await store.is_there("s")
     await execute("HDEL", key, "s")  # as a client does that dies while it removes it
@@ -145,10 +148,10 @@ async def test_ticks_that_are_left_out_are_counted_once(fleet: AsyncFleet) -> No
     await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
     store, scheduling = await opened(fleet)
     await make_due(store, "s", 5)
-    client = await fleet._session.open()
+    held = await store_of(fleet)
     view = await store.get("s")
-    rows = client.store.keys.of(f"sf:{{schedules}}:rows:{view.schedule.rows_key}")
-    await client.store.connection.execute("LPOP", rows)
+    rows = held.keys.of(f"sf:{{schedules}}:rows:{view.schedule.rows_key}")
+    await held.connection.execute("LPOP", rows)
     for _ in range(3):
         await scheduling.look("s")
     state = (await store.get("s")).state
@@ -185,12 +188,12 @@ async def test_an_owner_whose_turn_has_ended_can_do_no_harm(fleet: AsyncFleet) -
     slow, _ = await opened(fleet)
     quick, _ = await opened(fleet)
     view, now = await slow.get("s"), await slow.now()
-    client = await fleet._session.open()
-    turn = client.store.keys.of(f"{SCHEDULE_TURNS}s")
+    store = await store_of(fleet)
+    turn = store.keys.of(f"{SCHEDULE_TURNS}s")
     assert await slow.take("s")
     assert not await quick.take("s")
     assert await slow.hold("s")
-    await client.store.connection.execute("DEL", turn)  # as it ends by itself
+    await store.connection.execute("DEL", turn)  # as it ends by itself
     assert await quick.take("s")
     assert await quick.note(view.schedule, view.state.model_copy(update={"submitted": 2}), now)
     assert not await slow.note(view.schedule, view.state.model_copy(update={"submitted": 1}), now)
@@ -208,11 +211,11 @@ async def test_a_turn_from_before_the_clock_was_set_back_is_nobodys(fleet: Async
     await fleet.schedules.add("s", LINES, AGENT, cron="@hourly")
     dead, _ = await opened(fleet)
     other, _ = await opened(fleet)
-    client = await fleet._session.open()
+    store = await store_of(fleet)
     assert await dead.take("s")
-    turn = client.store.keys.of(f"{SCHEDULE_TURNS}s")
+    turn = store.keys.of(f"{SCHEDULE_TURNS}s")
     # Its end is a time of the clock before.
-    await client.store.connection.execute("PEXPIRE", turn, TURN_MS + 3_600_000)
+    await store.connection.execute("PEXPIRE", turn, TURN_MS + 3_600_000)
     assert await other.take("s")
     assert not await dead.hold("s")
 
@@ -248,12 +251,12 @@ async def test_each_batch_has_the_schedules_limit_and_priority_and_its_ticks_tim
     batches = await fleet.batches.newest(5)
     assert len(batches) == 2
     limits = await fleet.limits.all()
-    client = await fleet._session.open()
+    held = await store_of(fleet)
     for one in batches:
         assert limits[f"batch:{one.batch_id}"].in_flight == 2
         run_id = run_id_of(one.batch_id, 0)
-        key = client.store.keys.run(run_id)
-        priority = await client.store.connection.execute("HGET", key, "priority")
+        key = held.keys.run(run_id)
+        priority = await held.connection.execute("HGET", key, "priority")
         asked = (await fleet.runs.show(run_id)).state.messages[-1].text
         day = datetime.strptime(one.name, "s %Y%m%dT%H%M%S%z").astimezone(ZoneInfo("Asia/Tokyo"))
         assert (day.hour, priority) == (0, "2")
@@ -285,7 +288,7 @@ async def test_doctor_names_schedules_that_are_behind_or_cannot_be_submitted(
     ):
         view = await store.get(name)
         await store.go_on(view.schedule, view.state.model_copy(update=changes), look)
-    opened_store = (await fleet._session.open()).store
+    opened_store = await store_of(fleet)
     read = await read_fleet(opened_store)
     found = {
         one.check: one.found for one in fleet_checks(read, "agents") if "schedule" in one.check
@@ -311,18 +314,18 @@ async def died_amid_a_tick(
     await fleet.schedules.add("s", LINES, AGENT, cron="0 * * * *", **options)
     store, worker = await opened(fleet)
     await make_due(store, "s", 1)
-    real = Submission.create_all
+    real = RunSubmission.create_all
 
-    async def dies(self: Submission, runs: Sequence[NewRun]) -> list[bool]:
+    async def dies(self: RunSubmission, runs: Sequence[NewRun]) -> list[bool]:
         await real(self, runs[:1])
         raise asyncio.CancelledError
 
     with monkeypatch.context() as patch:
-        patch.setattr(Submission, "create_all", dies)
+        patch.setattr(RunSubmission, "create_all", dies)
         patch.setattr(Schedules, "release", nothing)
         with pytest.raises(asyncio.CancelledError):
             await worker.look("s")
-    connection = (await fleet._session.open()).store.connection
+    connection = (await store_of(fleet)).connection
     await connection.execute("DEL", f"{(await turn_key(fleet))}s")
     (found,) = await fleet.batches.newest(5)
     assert (await fleet.batches.get(found.batch_id)).id == found.batch_id
@@ -335,7 +338,7 @@ async def nothing(*_: object) -> None:
 
 
 async def turn_key(fleet: AsyncFleet) -> str:
-    return (await fleet._session.open()).store.keys.of(SCHEDULE_TURNS)
+    return (await store_of(fleet)).keys.of(SCHEDULE_TURNS)
 
 
 @pytest.mark.parametrize("missed", ["newest", "all", "skip"])

@@ -8,8 +8,8 @@ from rich.console import Console
 from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.batches.scheduling import Scheduling
 from stepfleet.orchestrator.cli.schedules import read, read_all, schedule_picture, table
-from stepfleet.orchestrator.store.batches.schedules import Schedules
-from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet
+from stepfleet.orchestrator.client.fleet import store_of
+from stepfleet.orchestrator.store.fleet.checks import fleet_checks, read_fleet
 
 AGENT = Agent("plain", model="openai:none")
 LINES = [{"id": "a", "input": "x"}]
@@ -18,13 +18,13 @@ LINES = [{"id": "a", "input": "x"}]
 async def tick(fleet: AsyncFleet, name: str) -> None:
     """Let a tick of an hourly schedule be due, and submit it."""
     await make_late(fleet, name)
-    await Scheduling((await fleet._session.open()).store).look(name)
+    await Scheduling(await store_of(fleet)).look(name)
 
 
 async def make_late(fleet: AsyncFleet, name: str, seconds: float = 0) -> None:
     """Let a schedule have been added two hours ago, and be due since so many seconds."""
-    store = (await fleet._session.open()).store
-    schedules = Schedules(store.connection, store.keys)
+    store = await store_of(fleet)
+    schedules = store.schedules
     view, now = await schedules.get(name), await schedules.now()
     earlier = view.schedule.model_copy(update={"created": now - timedelta(hours=2)})
     await schedules.change(earlier, now - timedelta(seconds=seconds))
@@ -100,6 +100,6 @@ async def test_a_schedule_that_is_due_says_that_no_worker_is_alive(fleet: AsyncF
 
 async def doctor(fleet: AsyncFleet) -> Sequence[tuple[str, str, str]]:
     """Return what doctor says of schedules."""
-    read = await read_fleet((await fleet._session.open()).store)
+    read = await read_fleet(await store_of(fleet))
     found = [one for one in fleet_checks(read, "agents") if "schedule" in one.check]
     return [(one.check, one.found, one.fix) for one in found]

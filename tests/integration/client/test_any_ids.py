@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from stepfleet.orchestrator import Agent, AgentException, ConfigurationError, Fleet, tool
 from stepfleet.orchestrator.protocol.claim import Refusal, Work
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.opening.opening import open_store
-from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
+from stepfleet.orchestrator.store.store import open_store
 
 FUZZ = settings(
     max_examples=60,
@@ -156,9 +155,8 @@ def test_a_uuid_of_what_is_there_is_refused_with_the_fix(
 
 async def test_a_claim_of_any_id_is_refused_and_writes_nothing(redis_url: str) -> None:
     """Hints come from the broker: whatever they name, the scripts find no run."""
-    opened = await open_store(load_settings(redis_url=redis_url))
-    terms = Terms(lease=30.0, grace=5.0, retention=60, worker="w")
-    store = StepStore(opened.connection, opened.keys, opened.configs, opened.dispatch, terms)
+    opened = await open_store(load_settings(redis_url=redis_url), worker="w")
+    store = opened.steps
     examples: list[str] = []
 
     @given(VALID)

@@ -19,10 +19,9 @@ from stepfleet.orchestrator import (
     ask_person,
     tool,
 )
-from stepfleet.orchestrator.store.fleet.checks import Check
-from stepfleet.orchestrator.store.fleet.examination import fleet_checks, read_fleet
-from stepfleet.orchestrator.store.fleet.figures import fleet_figures
-from stepfleet.orchestrator.store.fleet.people import asks_of
+from stepfleet.orchestrator.client.fleet import store_of
+from stepfleet.orchestrator.store.fleet.checks import Check, fleet_checks, read_fleet
+from stepfleet.orchestrator.store.fleet.overview import fleet_figures
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.definition import ToolOptions
 
@@ -70,7 +69,7 @@ async def test_a_call_waits_until_the_earlier_of_its_own_and_the_runs_time(
 async def test_metrics_and_doctor_count_what_waits(fleet: AsyncFleet, redis_url: str) -> None:
     """Calls of a cancelled run wait for nobody."""
     agent = clerk(call(("pay", {"usd": 1}), ("pay", {"usd": 2})), say("done"), time_limit=300)
-    store = (await fleet._session.open()).store
+    store = await store_of(fleet)
 
     async def found() -> list[Check]:
         read = await read_fleet(store)
@@ -157,7 +156,7 @@ async def test_a_batch_has_the_calls_of_the_runs_below_its_own(
     (run_id,) = batch.run_ids()
     async with worked_on(redis_url, boss, run_id):
         await waiting(fleet, 1, batch=batch.id)
-        store = asks_of((await fleet._session.open()).store)
+        store = (await store_of(fleet)).approvals
         assert await fleet.approvals.of_batch(batch.id) == AskCount(count=1)
         assert await store.count_of_runs([run_id]) == AskCount(count=1)
         assert await store.count_of_runs([run_id[:-1]]) == AskCount()

@@ -9,8 +9,9 @@ from support.servers.redis_servers import RedisServer, free_port
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, StoreError
 from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
-from stepfleet.orchestrator.store.opening.opening import client_app, open_store
+from stepfleet.orchestrator.store.store import open_store
 
 
 async def refusal(url: str, error: type[Exception], **settings: object) -> str:

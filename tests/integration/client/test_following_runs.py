@@ -29,13 +29,13 @@ from stepfleet.orchestrator import (
     StoreError,
     StreamedText,
 )
-from stepfleet.orchestrator.client.watching.follow import Following
+from stepfleet.orchestrator.client.watching.follow import RunFollower
 from stepfleet.orchestrator.client.watching.watch import Position, RunWatch
 from stepfleet.orchestrator.events.envelope import Event, channel_of
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.records.codec import pairs
+from stepfleet.orchestrator.store.codec import pairs
 from stepfleet.worker.events.text_chunks import ChunkSender, LiveStep
 from stepfleet.worker.runtime.inline import InlineWorker
 
@@ -198,7 +198,7 @@ async def test_the_end_comes_behind_the_text_for_one_who_looked_just_before_it(
     watch = BehindTheRun(
         client.watch, lambda: execute("XADD", key, "*", "chunk", pairs(fields)["chunk"])
     )
-    following = Following(client.store, client.runs, watch)
+    following = RunFollower(client.store, watch)
     seen = [one async for one in following.envelopes(run_id, 0, chunks=True)]
     assert [one["type"] for one in seen][-2:] == ["agent.stream.chunk", "agent.status"]
 

@@ -8,7 +8,7 @@ from support.runs.stored_runs import Bench, answered, bench, failed
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Lifecycle
-from stepfleet.orchestrator.store.runs.purge import PAGE
+from stepfleet.orchestrator.store.runs.control import PAGE
 
 BENCH: dict[str, Any] = {"lease": 600.0, "grace": 60}
 

@@ -35,6 +35,7 @@ from stepfleet.orchestrator.cli.approvals import waiting_picture
 from stepfleet.orchestrator.cli.look import read_tree, run_data
 from stepfleet.orchestrator.cli.terminal import print_json, screen
 from stepfleet.orchestrator.cli.trace import trace
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.client.runs import inputs_of
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.tools.schemas.bounded_json import canonical_json
@@ -135,7 +136,7 @@ async def read_by_all(fleet: AsyncFleet, run_id: str) -> AgentRunResult:
     assert all(isinstance(json.loads(line), dict) for line in written)
     print_json(full(result))
     timeline = await fleet.runs.timeline(run_id)
-    texts = (await fleet._session.open()).timelines
+    texts = (await store_of(fleet)).timelines
     for step in timeline.steps:
         assert await texts.text(run_id, step.step, "step")
     print_json(timeline.to_dict())

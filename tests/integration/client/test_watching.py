@@ -11,6 +11,7 @@ import pytest
 from support.deadlines import until
 
 from stepfleet.orchestrator import Agent, AsyncFleet, StoreError
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.client.watching.watch import POLLED_PER_SECOND
 from stepfleet.orchestrator.redis_client.connection import Connection
 
@@ -34,11 +35,11 @@ redis.call('XADD', KEYS[1] .. ':events', '*', 'first', first, 'events', ARGV[1])
 
 async def tell(fleet: AsyncFleet, run_id: str) -> None:
     """Write one event of a run at once with its number, as the scripts do."""
-    client = await fleet._session.open()
+    store = await store_of(fleet)
     event = {"type": "agent.step.started", "session_id": run_id, "execution_id": f"{run_id}:1",
              "parent_agent_id": None, "payload": {"step_number": 1}}  # fmt: skip
-    key, told = client.store.keys.run(run_id), orjson.dumps([event])
-    await client.store.connection.execute("EVAL", TELL, 1, key, told)
+    key, told = store.keys.run(run_id), orjson.dumps([event])
+    await store.connection.execute("EVAL", TELL, 1, key, told)
 
 
 async def commands(connection: Connection) -> int:
@@ -60,7 +61,7 @@ async def test_165_followers_of_runs_at_work_ask_as_one(redis_url: str) -> None:
 
         followers = [asyncio.create_task(follow(run_id)) for run_id in run_ids]
         await until(partial(heard.at_least, MANY), within=60, what="the first event of each")
-        connection = (await fleet._session.open()).store.connection
+        connection = (await store_of(fleet)).connection
         clock = asyncio.get_running_loop().time
         begun, before = clock(), await commands(connection)
         for number in range(1, ROUNDS + 1):

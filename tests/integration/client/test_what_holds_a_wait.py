@@ -9,10 +9,13 @@ from support.deadlines import until
 
 from stepfleet.orchestrator import Agent, AsyncFleet, tool
 from stepfleet.orchestrator.client.batch import AsyncBatch
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 
 @tool(approval=True)
@@ -48,7 +51,7 @@ async def why(batch: AsyncBatch) -> str:
 
 async def reported(fleet: AsyncFleet, *agents: str) -> None:
     """Report a worker with these agents."""
-    store = (await fleet._session.open()).store
+    store = await store_of(fleet)
     seen = (await store.connection.now()).timestamp()
     report = {"seen": seen, "slots": 2, "agents": agents, "queues": [store.settings.queue]}
     key = store.keys.of(keys.WORKERS)

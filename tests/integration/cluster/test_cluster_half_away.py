@@ -10,8 +10,7 @@ from support.servers.redis_cluster import RedisCluster, redis_cluster
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.redis_client.cluster import slot_of
-from stepfleet.orchestrator.store.events import feeds as feeds_module
-from stepfleet.orchestrator.store.events.feeds import Feeds
+from stepfleet.orchestrator.store import feeds as feeds_module
 from stepfleet.worker.runtime import rescuer as rescuer_module
 from stepfleet.worker.runtime.rescuer import Rescuer
 
@@ -88,7 +87,7 @@ async def test_feeds_of_a_master_that_is_away_are_switched_on_when_it_is_back(
     opened, dead = desk.opened, own_cluster.masters[1]
     marks = [f"{opened.keys.tag(shard)}feed:on" for shard in range(opened.keys.shards)]
     gone = own_cluster.slots_of(dead)
-    feeds = Feeds(opened.connection, opened.keys)
+    feeds = opened.feeds
     dead.kill()
     await feeds.switch_on()
     for mark in marks:

@@ -17,8 +17,8 @@ from stepfleet.orchestrator import AsyncFleet, ConfigurationError, StoreError
 from stepfleet.orchestrator.agents.recall import START, RedisNotes
 from stepfleet.orchestrator.events.broadcast import RedisPubSub
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.fleet.redis_facts import redis_facts
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.fleet.servers import redis_facts
+from stepfleet.orchestrator.store.store import open_store
 
 
 @pytest.fixture

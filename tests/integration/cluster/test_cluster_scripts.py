@@ -11,7 +11,6 @@ from support.servers.redis_servers import RedisServer
 from stepfleet.orchestrator.redis_client.cluster import slot_of
 from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.runs.control import mark
 
 __all__ = ["one_slot_scripts", "redis_url"]
 
@@ -46,7 +45,7 @@ async def test_facts_are_noted_beside_a_run(redis_url: str) -> None:
         for _ in range(10):
             run_id = await desk.create()
             connection, keys = desk.opened.connection, desk.opened.keys
-            await mark(connection, keys, run_id, "cost_from", 3)
+            await desk.opened.control.mark(run_id, "cost_from", 3)
             named = keys.script_keys(run_id, None)
             assert await run_script(connection, "clear_traces", named, run_id, "cleared", 2) == 1
             header = await desk.header(run_id)

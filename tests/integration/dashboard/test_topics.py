@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from stepfleet.orchestrator import Agent, AsyncFleet
+from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.dashboard import web as topics
 from stepfleet.orchestrator.dashboard.web import LONGEST_TEXT, Topics
 from stepfleet.orchestrator.events.envelope import Event, EventType
-from stepfleet.orchestrator.store.events.feeds import Chunks
 from stepfleet.orchestrator.store.runs.listing import LISTS
 
 
@@ -32,8 +32,8 @@ async def test_the_newest_steps_text_is_shown_from_its_end_and_anew_with_each_at
     redis_url: str,
 ) -> None:
     async with AsyncFleet(redis_url) as fleet, asyncio.timeout(60):
-        store = (await fleet._session.open()).store
-        chunks = Chunks(store.connection, store.keys)
+        store = await store_of(fleet)
+        chunks = store.chunks
         run_id = await fleet.submit(Agent("clerk", model="openai:none"), "x")
         await chunks.add([chunk(run_id, 1, 1, 0, "old", end=True), chunk(run_id, 2, 1, 0, "lost")])
         async with aclosing(Topics(fleet).text(run_id)) as states:
@@ -52,7 +52,7 @@ async def test_the_newest_steps_text_is_shown_from_its_end_and_anew_with_each_at
 
 
 async def commands_of(fleet: AsyncFleet) -> int:
-    store = (await fleet._session.open()).store
+    store = await store_of(fleet)
     return int((await store.connection.execute("INFO", "stats"))["total_commands_processed"])
 
 
@@ -78,7 +78,7 @@ async def test_a_quiet_fleet_costs_little_and_each_change_is_found(
     fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(topics, "FLEET_SECONDS", 0.05)
-    shards = (await fleet._session.open()).store.keys.shards
+    shards = (await store_of(fleet)).keys.shards
     async with aclosing(Topics(fleet).fleet()) as states, asyncio.timeout(60):
         await anext(states)
         quiet = asyncio.ensure_future(anext(states))

@@ -23,7 +23,7 @@ from stepfleet.orchestrator.events.broadcast import RedisPubSub, Webhook
 from stepfleet.orchestrator.events.envelope import channel_of
 from stepfleet.orchestrator.events.subscribers import CanBroadcastAgentEvents, InProcess
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.events.feeds import Feeds
+from stepfleet.orchestrator.store.feeds import Feeds
 from stepfleet.worker.events.delivery import EventDelivery, Sink
 from stepfleet.worker.events.subscribers import EventFilter, sinks_of
 from stepfleet.worker.runtime.inline import InlineWorker
@@ -39,7 +39,7 @@ def looker(**config: Any) -> Agent:
 
 
 def feeds_of(desk: Bench) -> Feeds:
-    return Feeds(desk.opened.connection, desk.opened.keys)
+    return desk.opened.feeds
 
 
 @asynccontextmanager
@@ -49,7 +49,7 @@ async def courier(
     webhook = Webhook(url)
     sink = Sink("hook", webhook.deliver, webhook.aclose)
     opened = desk.opened
-    chosen = EventFilter(opened.connection, opened.keys, opened.configs).broadcast
+    chosen = EventFilter(opened).broadcast
     made = EventDelivery(
         sink, feeds_of(desk), chosen, owner, jitter=lambda: 0.5, first_wait=0.01, **options
     )

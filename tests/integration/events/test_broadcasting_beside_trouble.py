@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from support.runs.stored_runs import bench
 
 from stepfleet.orchestrator.events.subscribers import Envelope
-from stepfleet.orchestrator.store.events.feeds import Feeds
 from stepfleet.worker.events.delivery import EventDelivery, Sink
 from stepfleet.worker.events.subscribers import EventFilter
 
@@ -14,7 +13,7 @@ from stepfleet.worker.events.subscribers import EventFilter
 async def test_a_page_that_is_never_taken_holds_up_no_other_shard(redis_url: str) -> None:
     async with bench(redis_url, lease=600.0, grace=60) as desk:
         opened = desk.opened
-        feeds = Feeds(opened.connection, opened.keys)
+        feeds = opened.feeds
         await feeds.switch_on()
         refused, taken = await desk.create(), await desk.create()
         while opened.keys.shard_of(taken) == opened.keys.shard_of(refused):
@@ -29,7 +28,7 @@ async def test_a_page_that_is_never_taken_holds_up_no_other_shard(redis_url: str
         async def close() -> None:
             return None
 
-        chosen = EventFilter(opened.connection, opened.keys, opened.configs).broadcast
+        chosen = EventFilter(opened).broadcast
         sink = Sink("hook", deliver, close)
         one = EventDelivery(sink, feeds, chosen, "one", jitter=lambda: 0.5, first_wait=60.0)
         async with asyncio.timeout(30):  # half of the first wait

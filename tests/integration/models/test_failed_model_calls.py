@@ -30,7 +30,8 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.events.envelope import EventType
 from stepfleet.orchestrator.records.run.facts import LostAttempt
-from stepfleet.worker.testing import Fault, ModelServer, Reply
+from stepfleet.worker.testing.scenario import Fault, Reply
+from stepfleet.worker.testing.server import ModelServer
 
 CODE = ModelErrorCode
 IGNORING = ErrorPolicy.ignore_tool_errors().with_handling(

@@ -26,7 +26,9 @@ from stepfleet.orchestrator.errors import ContextWindowError, ModelError, RateLi
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.records.responses import ReasoningEffort
 from stepfleet.worker.models import Models
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 PROXY = "litellm[proxy]==1.106.2"
 PROVIDERS = ("litellm", "openai-responses", "anthropic")

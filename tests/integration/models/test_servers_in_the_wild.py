@@ -29,7 +29,8 @@ from stepfleet.orchestrator.memory.pruning import estimate_tokens
 from stepfleet.worker.attempt.usage import counted
 from stepfleet.worker.models import Models
 from stepfleet.worker.models.bodies import partial_usage
-from stepfleet.worker.testing import ModelServer, Quirk, Reply, ToolCallReply
+from stepfleet.worker.testing.scenario import Quirk, Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 CALLS = (
     ToolCallReply("look_up", {"what": "a lamp", "deep": {"er": [1, 2]}}),

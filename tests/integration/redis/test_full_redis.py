@@ -7,14 +7,14 @@ import pytest
 from support.deadlines import until
 from support.runs.heavy_calls import ONE, render
 from support.runs.opened_runs import lease_runs_out, opened_run
-from support.runs.stored_runs import Bench, bench, called
+from support.runs.stored_runs import Bench, bench, called, with_settings
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import StoreError
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.store import lua
-from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
+from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.runtime.rescuer import Rescuer
 
 Servers = Callable[..., RedisServer]
@@ -48,9 +48,7 @@ def rescuer_of(desk: Bench) -> Rescuer:
 
 
 def renewing(desk: Bench, lease: float) -> StepStore:
-    opened = desk.opened
-    ways = (opened.connection, opened.keys, opened.configs, opened.dispatch)
-    return StepStore(*ways, Terms(lease, 60.0, 600, "test"))
+    return with_settings(desk.opened, lease=lease, grace=60.0, retention=600).steps
 
 
 async def test_a_lease_is_renewed_while_redis_is_full(desk: Bench) -> None:

@@ -14,7 +14,7 @@ from support.deadlines import until
 from stepfleet.orchestrator import Settings
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.redis_client.node import RenewablePool, exchange, pack_faster
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.store import open_store
 
 
 @pytest.fixture

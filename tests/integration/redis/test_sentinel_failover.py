@@ -14,13 +14,14 @@ from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError, StoreE
 from stepfleet.orchestrator.events.broadcast import RedisPubSub
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.orchestrator.store.fleet.checks import State, sentinels
-from stepfleet.orchestrator.store.fleet.redis_facts import (
+from stepfleet.orchestrator.store.fleet.servers import (
     SentinelFacts,
     redis_facts,
     sentinel_facts,
 )
-from stepfleet.orchestrator.store.opening.opening import client_app, open_store
+from stepfleet.orchestrator.store.store import open_store
 
 AGENT = Agent(name="plain", model="openai:scripted", instructions="Answer.")
 

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.lua import digest
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.runtime.rescuer import Rescuer
 
 Servers = Callable[..., RedisServer]

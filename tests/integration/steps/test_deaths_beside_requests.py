@@ -4,12 +4,11 @@ from typing import Any
 
 import pytest
 from support.runs.lapsed_leases import leases_run_out
-from support.runs.stored_runs import Bench, answered, called, plain_agent
+from support.runs.stored_runs import Bench, answered, called, plain_agent, with_settings
 
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.protocol.claim import Work
-from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.batches.requests import BatchRequests, pause_fleet
+from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.worker.runtime.rescuer import Rescuer
 
 AGENT = plain_agent()
@@ -51,8 +50,8 @@ async def test_a_run_that_cannot_be_read_ends_with_a_cancel_that_comes_meanwhile
         batch = await fleet.submit_batch([{"input": "one"}], AGENT)
     run_id = run_id_of(batch.id, 0)
     await connection.execute("HSET", keys.run(run_id), "v", 9)
-    batches = Batches(connection, keys, retention=3600)
-    requests = BatchRequests(connection, keys, desk.opened.dispatch, batches, grace=5)
+    store = with_settings(desk.opened, retention=3600, grace=5)
+    batches, requests = store.batches, store.requests
     give_back = desk.steps._give_back
 
     async def cancelled_meanwhile(*given: Any) -> None:
@@ -75,7 +74,7 @@ async def test_a_cancelled_run_of_a_dead_worker_ends_while_the_fleet_is_paused(
     run_id = await desk.create()
     await desk.claim(run_id)
     assert (await desk.control.cancel(await desk.stored(run_id), "enough")).outcome == "requested"
-    await pause_fleet(opened.connection, opened.keys, paused=True)
+    await opened.requests.pause_fleet(paused=True)
     leases_run_out(redis_url)
     due = {one: await desk.due(one) for one in others}
     await opened.connection.execute("DEL", opened.settings.queue)
@@ -105,7 +104,7 @@ async def test_a_cancelled_run_is_found_behind_many_that_wait_for_the_fleet(
     runs = [await desk.create() for _ in range(7)]
     await desk.claim(runs[-1])
     await desk.control.cancel(await desk.stored(runs[-1]), "enough")
-    await pause_fleet(opened.connection, opened.keys, paused=True)
+    await opened.requests.pause_fleet(paused=True)
     leases_run_out(redis_url)
     due = opened.keys.due(0)
     for place, run_id in enumerate(runs):

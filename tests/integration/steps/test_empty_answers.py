@@ -20,7 +20,6 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.protocol.revision import further_turn
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.usage import LostUse
-from stepfleet.orchestrator.store.runs.timeline import Timelines
 
 
 def in_turn(*answers: LLMResponse) -> Callable[[Any], Any]:
@@ -92,7 +91,7 @@ async def test_the_limits_of_a_run_count_answers_that_were_of_no_use(
         following = further_turn(stored.state, stored.log, {}, await desk.runs.now())
         await desk.control.retry(stored, following, (Message.user("go on"),))
         again = await desk.stored(run_id)
-        timelines = Timelines(desk.opened.connection, desk.opened.keys)
+        timelines = desk.opened.timelines
         seen = await timelines.read(run_id, 1, 10, content=False)
     assert len(requests(hands)) == 3
     assert result.stop_reason is reason

@@ -23,7 +23,8 @@ from stepfleet.orchestrator.limits.estimates import FIRST_OUTPUT
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.records.run.results import LostKind
 from stepfleet.orchestrator.records.usage import CacheUse
-from stepfleet.worker.testing import Fault, FaultKind, ModelServer, Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.scenario import Fault, FaultKind, Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.server import ModelServer
 
 FIRST, SECOND, SLOW = "anthropic:claude-a", "openai:gpt-b", "openai:gpt-x"
 PRICES = {

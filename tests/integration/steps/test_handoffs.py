@@ -14,7 +14,7 @@ from support.runs.stored_runs import Bench, bench
 from stepfleet.orchestrator import Agent, ErrorPolicy, tool
 from stepfleet.orchestrator.agents.agent import with_sub_agents
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.client.control.control import RunControl
+from stepfleet.orchestrator.client.control import RunControl
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.store.runs.control import ControlOutcome
 from stepfleet.worker.agents.local import LocalAgents
@@ -202,7 +202,7 @@ async def test_a_retry_takes_a_failed_step_with_its_hand_off_back(redis_url: str
         await hands.step(run_id, 0)
         ended = await desk.header(run_id)
         assert (ended["status"], ended["agent"]) == ("failed", "billing")
-        control = RunControl(desk.runs, desk.control, Celery())
+        control = RunControl(desk.opened, Celery())
         policy = ErrorPolicy.ignore_tool_errors()
         done = await control.retry(run_id, {"error_policy": policy})
         assert done.outcome is ControlOutcome.RETRIED

@@ -9,17 +9,14 @@ from support.runs.heavy_calls import HEAVY, ONE, journal, messages, render, resc
 from support.runs.linked_calls import ASK, MELT, RESEARCH, ask, melt, research, retry, start
 from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands
-from support.runs.stored_runs import Bench, answered, bench, failed, plain_agent
+from support.runs.stored_runs import Bench, answered, bench, failed, plain_agent, with_settings
 
 from stepfleet.orchestrator import AsyncFleet, Message
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refused, Work
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd
-from stepfleet.orchestrator.store.batches.batches import Batches
-from stepfleet.orchestrator.store.runs.asks import Asks
-from stepfleet.orchestrator.store.runs.links import Links
-from stepfleet.orchestrator.store.runs.purge import Purge, Purging
+from stepfleet.orchestrator.store.runs.control import Purge
 from stepfleet.orchestrator.store.runs.submission import NewRun
 from stepfleet.worker.leases.lease import Lease
 from stepfleet.worker.runtime.waiting.child_runs import ChildRuns
@@ -31,11 +28,11 @@ FIRST = 0
 
 
 def linked(desk: Bench) -> LinkedRuns:
-    return LinkedRuns(desk.opened, desk.steps)
+    return LinkedRuns(desk.opened)
 
 
 def children(desk: Bench) -> ChildRuns:
-    return ChildRuns(desk.opened, desk.steps)
+    return ChildRuns(desk.opened)
 
 
 async def taken(desk: Bench, run_id: str, by: str = "attendant") -> TakenCall:
@@ -67,8 +64,7 @@ async def seconds_to_look(desk: Bench, run_id: str) -> float:
 
 async def purged(desk: Bench) -> int:
     """Purge all that has ended, once; return how many went."""
-    batches = Batches(desk.opened.connection, desk.opened.keys, retention=60)
-    purging = Purging(desk.opened.connection, desk.opened.keys, batches)
+    purging = with_settings(desk.opened, retention=60).purging
     return [done async for done in purging.purge(Purge())][-1]
 
 
@@ -96,7 +92,7 @@ async def test_an_attendant_does_not_put_off_the_look_behind_a_resume(
 ) -> None:
     """MULTI-07: it has seen the run below before that was paused, and stalls within its lease."""
     async with opened(*RESEARCH, **CALLS) as (desk, hands, run_id):
-        links = Links(desk.opened.connection, desk.opened.keys)
+        links = desk.opened.links
         await hands.step(run_id, 0)
         child = await start(desk, run_id, FIRST)
         owed = await links.owed(run_id)
@@ -255,8 +251,7 @@ async def test_a_purge_waits_until_runs_that_owe_their_end_may_go(opened: Opened
         # A client's clock may be some milliseconds behind.
         await desk.opened.connection.execute("HSET", desk.opened.keys.run(run_id), "ended", 1)
         counts: list[int] = []
-        batches = Batches(desk.opened.connection, desk.opened.keys, retention=60)
-        purging = Purging(desk.opened.connection, desk.opened.keys, batches)
+        purging = with_settings(desk.opened, retention=60).purging
         async for done in purging.purge(Purge()):
             if done == 0 and not counts:
                 await linked(desk).settle(run_id)
@@ -378,7 +373,7 @@ async def test_nobody_decides_behind_a_time_limit_that_no_worker_has_noticed(
 ) -> None:
     async with opened(*ASK, tools=(ask,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
-        asks = Asks(desk.opened.connection, desk.opened.keys, desk.steps.calls)
+        asks = desk.opened.approvals
         (one,) = await asks.of_run(run_id)
         decision = Decision(approved=True, text="42", by="ada", at=one.ask.since)
         key = f"{desk.opened.keys.run(run_id)}:journal"
@@ -397,7 +392,7 @@ async def test_an_approved_call_of_a_queue_is_not_started_behind_the_runs_time(
     """Nobody would learn what has come of it."""
     async with opened(*MELT, tools=(melt,), time_limit=5.0) as (desk, hands, run_id):
         await hands.step(run_id, 0)
-        asks = Asks(desk.opened.connection, desk.opened.keys, desk.steps.calls)
+        asks = desk.opened.approvals
         (one,) = await asks.of_run(run_id)
         decision = Decision(approved=True, by="ada", at=one.ask.since)
         assert (await asks.decide(one, decision)).applied

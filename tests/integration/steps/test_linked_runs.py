@@ -25,10 +25,7 @@ from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd
-from stepfleet.orchestrator.store.runs.asks import Asks
 from stepfleet.orchestrator.store.runs.control import PAUSED_BY
-from stepfleet.orchestrator.store.runs.links import Links
-from stepfleet.orchestrator.store.runs.trees import RunTrees
 from stepfleet.worker.runtime.waiting.links import LinkedRuns
 
 YES = Answer(decision=Decision(approved=True, by="ada", text="forty-two"))
@@ -98,7 +95,7 @@ async def test_an_approved_call_goes_to_its_tools_queue_at_once(opened: Opened) 
 async def test_calls_of_a_cancelled_run_wait_for_nobody(opened: Opened) -> None:
     async with opened(*ASK, tools=(ask,)) as (desk, hands, run_id):
         await hands.step(run_id, 0)
-        waiting = Asks(desk.opened.connection, desk.opened.keys, desk.steps.calls)
+        waiting = desk.opened.approvals
         assert len((await waiting.page(5, None))[0]) == 1
         await desk.control.cancel_unread(run_id, "no more")
         assert await asks(desk, run_id) == []  # metrics and alerts count what is in the index
@@ -150,7 +147,7 @@ async def test_a_retried_run_asks_again_for_what_did_not_complete(opened: Opened
         report = await hands.step(run_id, 0)
         assert report.verdict is not None
         assert report.verdict.move is Move.WAIT
-        links = Links(desk.opened.connection, desk.opened.keys)
+        links = desk.opened.links
         assert await links.awaited(run_id) == (kept["k:1"],)
 
 
@@ -164,7 +161,7 @@ async def test_a_run_that_ended_with_its_caller_goes_on_with_it(
         hands,
         run_id,
     ):
-        linked = LinkedRuns(desk.opened, desk.steps)
+        linked = LinkedRuns(desk.opened)
         await hands.step(run_id, 0)
         child = await start(desk, run_id, 1)
         await desk.control.cancel_unread(run_id, "by mistake")
@@ -192,16 +189,16 @@ async def test_a_tree_has_the_runs_of_an_open_step_that_have_ended(opened: Opene
         hands,
         run_id,
     ):
-        linked = LinkedRuns(desk.opened, desk.steps)
+        linked = LinkedRuns(desk.opened)
         await hands.step(run_id, 0)
         children = [await start(desk, run_id, index) for index in (0, 2)]
         await desk.control.cancel_unread(children[0], "not this one")
         await linked.settle(children[0])
-        trees = RunTrees(desk.opened.connection, desk.opened.keys)
-        tree = await trees.read(run_id, 200)
+        trees = desk.opened.lists
+        tree = await trees.tree(run_id, 200)
         assert [one.run.run_id for one in tree.below] == children
         assert tree.left_out == 0
-        small = await trees.read(run_id, 1)
+        small = await trees.tree(run_id, 1)
         assert ([one.run.run_id for one in small.below], small.left_out) == (children[:1], 1)
 
 
@@ -210,7 +207,7 @@ async def test_an_ended_run_stays_due_until_its_followers_know(how: str, redis_u
     async with bench(redis_url, plain_agent(), lease=600, grace=60) as desk:
         waits = Work("some other run", 3, 1)
         run_id = await desk.create(returns_to=waits)
-        links = Links(desk.opened.connection, desk.opened.keys)
+        links = desk.opened.links
         second = Work("another", 0, 0)
         assert await links.follow(run_id, second) is None
         assert (await links.owed(run_id)).calls == ()  # it has not ended
@@ -241,7 +238,7 @@ async def test_a_request_to_a_waiting_run_reaches_the_runs_it_has_started(opened
         hands,
         run_id,
     ):
-        links = Links(desk.opened.connection, desk.opened.keys)
+        links = desk.opened.links
         await hands.step(run_id, 0)
         keys = {await key_of(desk, run_id, index) for index in range(2)}
         await desk.control.pause(run_id)
@@ -268,7 +265,7 @@ async def test_a_held_run_that_is_cancelled_reaches_the_runs_it_waits_for(opened
         hands,
         run_id,
     ):
-        links = Links(desk.opened.connection, desk.opened.keys)
+        links = desk.opened.links
         await hands.step(run_id, 0)
         keys = {await key_of(desk, run_id, index) for index in range(2)}
         name = desk.opened.keys.run(run_id)
@@ -302,7 +299,7 @@ async def test_a_run_that_went_on_is_not_settled_for_its_end_before(redis_url: s
     async with bench(redis_url, plain_agent(), lease=600, grace=60) as desk:
         waits = Work("some other run", 3, 1)
         run_id = await desk.create(batch="", returns_to=waits)
-        links = Links(desk.opened.connection, desk.opened.keys)
+        links = desk.opened.links
         await desk.control.cancel_unread(run_id, "no more")
         owed = await links.owed(run_id)  # a worker tells its caller, and stalls
         stored = await desk.stored(run_id)

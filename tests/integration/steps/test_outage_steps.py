@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.runs.opened_runs import lease_runs_out
 from support.runs.scripted_steps import Crash, Hands, Script, call, requests, say
-from support.runs.stored_runs import Bench, bench
+from support.runs.stored_runs import Bench, bench, with_settings
 
 from stepfleet.orchestrator import Agent, RunStatus, tool
 from stepfleet.orchestrator.errors import ModelError
@@ -17,7 +17,7 @@ from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.records.errors import ModelErrorCode
-from stepfleet.orchestrator.store.model_calls.circuits import Circuits
+from stepfleet.orchestrator.store.circuits import Circuits
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.circuits import CircuitBreaker
 
@@ -49,7 +49,7 @@ async def fleet_of(url: str, *answers: Any, **config: Any) -> AsyncIterator[tupl
 
 def worker(desk: Bench, agent: Agent) -> Fleet:
     hands = Fleet(desk, agent)
-    hands.breaker = CircuitBreaker(Circuits(desk.opened.connection, desk.opened.keys, 0.0), 1)
+    hands.breaker = CircuitBreaker(with_settings(desk.opened, rescue_interval=0.0).circuits, 1)
     return hands
 
 
@@ -104,7 +104,7 @@ async def test_a_step_gives_up_when_its_patience_is_over(redis_url: str) -> None
         run_id = await desk.create()
         await hands.step(run_id, 0)
         await has_waited(desk, run_id, 7300)
-        assert await Circuits(desk.opened.connection, desk.opened.keys).wake(OF) == 1
+        assert await desk.opened.circuits.wake(OF) == 1
         await hands.step(run_id, 0)
         result = (await desk.stored(run_id)).result()
     assert result.status is RunStatus.ERROR
@@ -119,7 +119,7 @@ async def test_two_workers_open_at_once_and_one_that_dies_in_its_probe_holds_not
         runs = [await desk.create() for _ in range(2)]
         await first.step(runs[0], 0)
         await second.step(runs[1], 0)
-        store = Circuits(desk.opened.connection, desk.opened.keys)
+        store = desk.opened.circuits
         [outage] = await store.outages()
         assert (outage.service, outage.waiting) == (SERVICE, 2)
 
@@ -212,7 +212,7 @@ async def test_the_end_of_a_circuit_ends_no_wait_for_a_tool(redis_url: str) -> N
         hands.breaker = worker(desk, hands.agent).breaker  # one that has not read the circuit
         await hands.step(run_id, 0)
         before = await desk.header(run_id)
-        assert await Circuits(desk.opened.connection, desk.opened.keys).wake(OF) == 0
+        assert await desk.opened.circuits.wake(OF) == 0
         assert (await desk.header(run_id))["not_before"] == before["not_before"] != "0"
         await hands.call(run_id, 0, 0)
         await hands.finish(run_id)
@@ -230,7 +230,7 @@ async def test_one_request_that_a_service_fails_on_opens_nothing(redis_url: str)
                 "HSET", desk.opened.keys.run(run_id), "not_before", 1
             )
         assert (await desk.stored(run_id)).result().status is RunStatus.ERROR
-        assert not await Circuits(desk.opened.connection, desk.opened.keys).read()
+        assert not await desk.opened.circuits.read()
 
 
 async def test_a_paused_run_of_a_service_that_is_out_goes_on_without_its_wait(

@@ -20,7 +20,7 @@ async def answer(desk: Bench, run_id: str, text: str, *, good: bool = True) -> N
     claim = await desk.claim(run_id)
     done = await desk.commit(claim, answered(claim, text) if good else failed(claim))
     if done.owes:
-        await LinkedRuns(desk.opened, desk.steps).settle(run_id)
+        await LinkedRuns(desk.opened).settle(run_id)
 
 
 async def look(desk: Bench, run_id: str) -> bool:
@@ -28,7 +28,7 @@ async def look(desk: Bench, run_id: str) -> bool:
     refusal = await desk.steps.claim(Work(run_id, 0), desk.token())
     assert getattr(refusal, "why", None) is Refused.EARLY
     assert getattr(refusal, "owes", False)
-    await LinkedRuns(desk.opened, desk.steps).dependents.attend(run_id)
+    await LinkedRuns(desk.opened).dependents.attend(run_id)
     return "after" not in await desk.header(run_id)
 
 
@@ -149,7 +149,7 @@ async def test_what_is_cancelled_or_removed_has_failed(
     else:
         await look(desk, second)
         await fleet.runs.cancel(first)
-        await LinkedRuns(desk.opened, desk.steps).settle(first)
+        await LinkedRuns(desk.opened).settle(first)
     await look(desk, second)
     error = (await fleet.runs.result(second)).error
     assert error is not None
@@ -165,7 +165,7 @@ async def test_a_run_that_waits_can_be_paused_resumed_and_cancelled(
     await fleet.runs.pause(second)
     await answer(desk, first, "A")
     assert await desk.due(second) is None
-    await LinkedRuns(desk.opened, desk.steps).dependents.attend(second)
+    await LinkedRuns(desk.opened).dependents.attend(second)
     assert "after" in await desk.header(second)
     await fleet.runs.resume(second)
     assert await look(desk, second)
@@ -187,7 +187,7 @@ async def test_a_worker_that_read_a_run_before_its_retry_does_not_let_it_begin(
     first = await fleet.submit(AGENT, "a")
     await answer(desk, first, "A")
     second = await fleet.submit(AGENT, "{output}", after=[first])
-    waiting = LinkedRuns(desk.opened, desk.steps).dependents.waiting
+    waiting = LinkedRuns(desk.opened).dependents.waiting
     await waiting.arrived(second, first)
     late = await waiting.read(second)
     assert late is not None
@@ -209,7 +209,7 @@ async def test_two_workers_at_once_let_a_run_begin_once(fleet: AsyncFleet, desk:
     for run_id in many[60:]:
         await answer(desk, run_id, "x")
     queued = await desk.queued()
-    links = [LinkedRuns(desk.opened, desk.steps).dependents for _ in range(5)]
+    links = [LinkedRuns(desk.opened).dependents for _ in range(5)]
     await asyncio.gather(*(one.attend(last) for one in links))
     assert await desk.queued() == queued + 1
     assert await input_of(fleet, last) == "120"

@@ -151,7 +151,7 @@ async def test_an_ended_run_refuses_every_claim(desk: Bench) -> None:
 async def test_a_worker_that_lost_its_lease_cannot_commit(desk: Bench) -> None:
     """DIST-03, DIST-05, ERR-29, TIME-17: one commit, one clean refusal that lists its cost."""
     run_id = await desk.create()
-    desk.steps.terms = replace(desk.steps.terms, lease=0.5)
+    desk.steps.lease = 0.5
     slow = await desk.claim(run_id)
 
     async def taken_over() -> Claim | None:

@@ -11,6 +11,7 @@ import pytest
 from support.deadlines import until
 from support.runs.opened_runs import Opened, lease_runs_out, opened_run
 from support.runs.scripted_steps import Crash, Hands, Script, call, requests, say
+from support.runs.stored_runs import with_settings
 from support.runs.tools import look
 from support.servers.redis_servers import RedisServer
 
@@ -27,8 +28,9 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.errors import RateLimitError
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Refused, Work
-from stepfleet.orchestrator.store.batches.batches import Batches
-from stepfleet.orchestrator.store.batches.requests import BatchRequests, Request, pause_fleet
+from stepfleet.orchestrator.store.batches.requests import (
+    BatchRequest,
+)
 from stepfleet.worker.engine.bridge import TIME_IS_UP
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.step import Report, run_work
@@ -230,17 +232,15 @@ async def test_a_pause_is_read_before_each_tool(
     ran: list[str] = []
 
     async with opened(say("x")) as (desk, _, _):
-        connection, keys = desk.opened.connection, desk.opened.keys
-        kept = Batches(connection, keys, retention=60)
-        batches = BatchRequests(connection, keys, desk.opened.dispatch, kept, grace=1)
+        batches = with_settings(desk.opened, retention=60, grace=1).requests
 
         async def pause(run_id: str) -> None:
             if whole == "run":
                 assert (await desk.control.pause(run_id)).outcome == "requested"
             elif whole == "batch":
-                await batches.flag(Request("b1", 0, "pause", 1, ""))
+                await batches.flag(BatchRequest("b1", 0, "pause", 1, ""))
             else:
-                await pause_fleet(connection, keys, paused=True)
+                await desk.opened.requests.pause_fleet(paused=True)
 
         async def asks(_: ModelRequest) -> LLMResponse:
             if parallel:
@@ -272,7 +272,7 @@ async def test_a_pause_is_read_before_each_tool(
         held = (await desk.refused(run_id)).why
         began = await desk.stored(run_id)
         if whole == "fleet":
-            await pause_fleet(connection, keys, paused=False)
+            await desk.opened.requests.pause_fleet(paused=False)
         else:
             await desk.control.resume(await desk.stored(run_id))
         before = list(ran)

@@ -194,14 +194,14 @@ async def test_a_state_that_is_rebuilt_from_the_log_equals_the_stored_one(redis_
 def test_a_conversation_changes_in_one_place() -> None:
     """STATE-07: the fold over the log adds messages; what else names them reads or starts anew."""
     places = {
-        "orchestrator/client/checkpoints/capture.py": "a checkpoint's parts, each fact once",
-        "orchestrator/client/checkpoints/record.py": "those parts joined again",
+        "orchestrator/client/copies.py": "a checkpoint's parts, each fact once",
+        "orchestrator/client/checkpoints.py": "those parts joined again",
         "orchestrator/protocol/fold.py": "adds what a step added",
         "orchestrator/protocol/serialization.py": "reads a snapshot's messages",
-        "orchestrator/store/runs/snapshots.py": "reads the end of a conversation from its log",
+        "orchestrator/store/runs/reading.py": "reads the end of a conversation from its log",
         "orchestrator/protocol/revision.py": "starts the fold with no messages",
         "orchestrator/records/state.py": "`with_message`, and the reset to the system prompt",
-        "orchestrator/store/records/codec.py": "reads a conversation from its log",
+        "orchestrator/store/codec.py": "reads a conversation from its log",
         "worker/attempt/fallback.py": "a pruned copy of one request",
         "worker/models/http_model.py": "a copy of one request",
         "orchestrator/agents/answers/contract.py": "a copy of one request",
@@ -239,7 +239,7 @@ def _has_messages(update: ast.expr) -> bool:
     )
 
 
-WRITERS = {"Submission.create", "StepStore.commit", "Control.retry", "RunImport.create"}
+WRITERS = {"RunSubmission.create", "StepStore.commit", "Control.retry", "RunSubmission.adopt"}
 """A person's words, the fold's messages, a step taken back or a further message, a whole copy."""
 
 

@@ -11,7 +11,6 @@ from support.runs.tools import look
 
 from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.protocol.claim import Work
-from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.runtime.rescuer import Rescuer
 from stepfleet.worker.step import run_work
 
@@ -44,13 +43,8 @@ async def test_a_next_step_that_was_committed_and_not_sent_is_sent_once(redis_ur
         opened = desk.opened
         await opened.connection.execute("DEL", opened.settings.queue)
         hands = Hands(desk, agent)
-        dying = StepStore(
-            opened.connection,
-            opened.keys,
-            opened.configs,
-            DyingDispatch(opened.dispatch),  # type: ignore[arg-type]
-            desk.steps.terms,
-        )
+        dispatch: Any = DyingDispatch(opened.dispatch)
+        dying = replace(opened, dispatch=dispatch).steps
         with pytest.raises(Crash):
             await run_work(Work(run_id, 0), replace(hands.ports(), store=dying), hands.leases)
         stored = await desk.stored(run_id)

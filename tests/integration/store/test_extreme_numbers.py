@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from redis.exceptions import RedisError
 from support.runs.heavy_calls import ONE, render, result_of
 from support.runs.opened_runs import opened_run
-from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
+from support.runs.stored_runs import (
+    Bench,
+    answered,
+    bench,
+    called,
+    failed,
+    plain_agent,
+    with_settings,
+)
 
 from stepfleet.orchestrator import AgentException, ErrorPolicy, UsageStats
 from stepfleet.orchestrator.protocol.claim import Work
@@ -24,12 +32,8 @@ from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.protocol.verdict import Facts
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.usage import MOST_TOKENS, bounded_cost, bounded_usage, sum_usd
-from stepfleet.orchestrator.store.events.feeds import FeedPosition, Feeds
-from stepfleet.orchestrator.store.model_calls.response_cache import CacheEntries
-from stepfleet.orchestrator.store.runs.control import Control
-from stepfleet.orchestrator.store.runs.import_run import ImportedRun, RunImport
-from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.feeds import FeedPosition
+from stepfleet.orchestrator.store.runs.submission import ImportedRun, NewRun
 
 WHOLE = [0, 1, -1, 2**31, 2**53, 2**63 - 1, 2**63, -(2**63), -(2**63) - 1, 10**30, 10**308]
 BROKEN = [0.1, -0.5, 1e18, 1e308, -1e308, math.inf, -math.inf, math.nan]
@@ -137,14 +141,7 @@ def test_times_and_steps_of_any_size_leave_a_run_whole(
     redis_url: str, lease: float, grace: float, retention: float
 ) -> None:
     async def body(desk: Bench) -> None:
-        opened = desk.opened
-        steps = StepStore(
-            opened.connection,
-            opened.keys,
-            opened.configs,
-            opened.dispatch,
-            Terms(lease, grace, retention, "test"),  # type: ignore[arg-type]
-        )
+        steps = with_settings(desk.opened, lease=lease, grace=grace, retention=retention).steps
         run_id = await desk.create()
         await all_or_nothing(desk, lambda: steps.claim(Work(run_id, lease), "x"))  # type: ignore[arg-type]
         await all_or_nothing(desk, lambda: steps.claim(Work(run_id, 0), "t"))
@@ -167,24 +164,22 @@ def test_requests_of_clients_with_any_number_write_all_or_nothing(
 ) -> None:
     async def body(desk: Bench) -> None:
         opened = desk.opened
-        ways = (opened.connection, opened.keys, opened.dispatch)
-        submission = Submission(*ways, grace=desk.opened.settings.grace)
+        odd = with_settings(opened, grace=grace, retention=retention)
         config = await opened.configs.save(desk.agent.config)
         run = NewRun("r", "plain", config, (), 10, batch_id="b", row=retention, delay=delay)  # type: ignore[arg-type]
-        await all_or_nothing(desk, lambda: submission.create(run))
+        await all_or_nothing(desk, lambda: opened.submission.create(run))
         run_id = await desk.create()
         with suppress(*_REFUSED):
-            control = Control(*ways, grace=grace, retention=retention)  # type: ignore[arg-type]
+            control = odd.control
             await control.pause(run_id)
             stored = await desk.stored(run_id)
             await all_or_nothing(desk, lambda: control.resume(stored))
             await all_or_nothing(desk, lambda: control.cancel(stored, "enough"))
-            run_import = RunImport(*ways, grace=grace, retention=retention)  # type: ignore[arg-type]
             state = (await desk.stored(run_id)).state
             header = {"created": retention, "updated": delay, "execution_started": grace}
             copy = dataclasses.replace(run, run_id="copy")
             imported = ImportedRun(copy, state, retention, {}, header=header)  # type: ignore[arg-type]
-            await all_or_nothing(desk, lambda: run_import.create(imported))
+            await all_or_nothing(desk, lambda: odd.submission.adopt(imported))
 
     tried(redis_url, body)
 
@@ -219,10 +214,10 @@ def test_the_cache_and_the_feeds_take_any_number(
     redis_url: str, seconds: float, size: float, lost: int
 ) -> None:
     async def body(desk: Bench) -> None:
-        entries = CacheEntries(desk.opened.connection, size)  # type: ignore[arg-type]
+        entries = with_settings(desk.opened, cache_bytes=size).cache
         key = "a" * 64
         await all_or_nothing(desk, lambda: entries.keep(key, "m", "text", seconds))  # type: ignore[arg-type]
-        feeds = Feeds(desk.opened.connection, desk.opened.keys)
+        feeds = desk.opened.feeds
         moved = {0: FeedPosition("1-1", 1)}
         for _ in range(2):
             await all_or_nothing(desk, lambda: feeds.own("o", "me", seconds, moved, lost))

@@ -5,7 +5,6 @@ from typing import Any
 
 from support.runs.stored_runs import Bench, bench
 
-from stepfleet.orchestrator.store.events.feeds import Feeds
 from stepfleet.orchestrator.store.lua import run_script
 
 RUNS = 450
@@ -50,7 +49,7 @@ async def test_whoever_switches_on_again_goes_on_where_another_stopped(redis_url
     async with bench(redis_url, shards=1, lease=600.0, grace=60) as desk:
         runs = await asyncio.gather(*(desk.create() for _ in range(RUNS)))
         assert (await page(desk))[1] == 1
-        await Feeds(desk.opened.connection, desk.opened.keys).switch_on()
+        await desk.opened.feeds.switch_on()
         assert sorted(await fed(desk)) == sorted(runs)
         left = await desk.opened.connection.execute("KEYS", "*feed:[jp]*")
         assert left == []
@@ -86,7 +85,7 @@ async def test_large_events_are_copied_a_few_at_a_time(redis_url: str) -> None:
             )
         assert await page(desk, 1000) == (0, 1)
         assert len(await fed(desk)) <= 10
-        await Feeds(desk.opened.connection, desk.opened.keys).switch_on()
+        await desk.opened.feeds.switch_on()
         assert await places(desk) == await ids(desk, events)
 
 

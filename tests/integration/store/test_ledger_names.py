@@ -8,7 +8,7 @@ from support.runs.stored_runs import Bench, answered, bench, plain_agent
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.records.ledger import LedgerRow
-from stepfleet.orchestrator.store.model_calls.ledger import EPOCH, Ledger
+from stepfleet.orchestrator.store.ledger import EPOCH, Ledger
 from stepfleet.worker.runtime.admission.baselines import Baselines
 
 DAYS = 90
@@ -22,7 +22,7 @@ async def desk(redis_url: str) -> AsyncIterator[Bench]:
 
 
 def ledger_of(desk: Bench) -> Ledger:
-    return Ledger(desk.opened.connection, desk.opened.keys)
+    return desk.opened.ledger
 
 
 async def spend(desk: Bench, runs: int, tenant: str, batch: str = "b1") -> None:

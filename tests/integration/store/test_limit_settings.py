@@ -8,19 +8,19 @@ from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import ConfigurationError, Limit, StoreError
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.limit_settings import (
+from stepfleet.orchestrator.store.keys import NO_PREFIX
+from stepfleet.orchestrator.store.limits import (
     SETTLED_MS,
     SUBMITTED,
-    LimitSettings,
+    LimitStore,
 )
-from stepfleet.orchestrator.store.keys import NO_PREFIX
 
 MODEL = "openai:m"
 SETTINGS = NO_PREFIX.of(keys.LIMIT_SETTINGS)
 
 
-def of(desk: Bench) -> LimitSettings:
-    return LimitSettings(desk.opened.connection, desk.opened.keys)
+def of(desk: Bench) -> LimitStore:
+    return desk.opened.limits
 
 
 async def test_people_who_change_different_fields_at_once_lose_nothing(desk: Bench) -> None:

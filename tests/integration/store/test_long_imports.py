@@ -13,7 +13,7 @@ from stepfleet.orchestrator import AsyncFleet, StoreError
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store import lua
 from stepfleet.orchestrator.store.lua import run_script
-from stepfleet.orchestrator.store.runs import import_run
+from stepfleet.orchestrator.store.runs import submission
 
 Meanwhile = Callable[[str], Awaitable[None]]
 
@@ -81,7 +81,7 @@ async def test_what_a_dead_client_has_staged_expires(
         (staged,) = await keys_of(redis_url, new)
         key = desk.opened.keys.run(new)
         left = await desk.opened.connection.execute("PTTL", key + staged)
-        assert 0 < left <= import_run.STAGED_SECONDS * 1000
+        assert 0 < left <= submission.STAGED_SECONDS * 1000
 
 
 async def test_pages_that_are_gone_are_staged_again(

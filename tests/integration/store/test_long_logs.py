@@ -38,7 +38,7 @@ def _size(reply: Any) -> int:
 
 @pytest.fixture(autouse=True)
 def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepfleet.orchestrator.store.opening.opening.Connection", Counting)
+    monkeypatch.setattr("stepfleet.orchestrator.store.store.Connection", Counting)
     SEEN.clear()
 
 

@@ -19,10 +19,9 @@ from stepfleet.orchestrator.limits.estimates import Amounts
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys, lua
-from stepfleet.orchestrator.store.admission.calls import GRANTED, Request, settling
-from stepfleet.orchestrator.store.batches.schedules import Schedules
+from stepfleet.orchestrator.store.admission import GRANTED, GrantRequest, settling
 from stepfleet.orchestrator.store.fleet.quarantine import entry, keep_aside
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.store import open_store
 from stepfleet.orchestrator.tools.builtin import ask_person
 from stepfleet.worker.runtime.admission.gate import Gate
 
@@ -214,7 +213,7 @@ async def test_a_call_is_spent_once_though_the_reply_to_its_settlement_is_lost(
         gate = Gate(far.opened, "w1")
         await gate.settings.change(MODEL, {"calls": 9})
         first, second = (
-            Request(Work(name, 0), "a", "", (MODEL,), Amounts(spending=call)) for name in "rs"
+            GrantRequest(Work(name, 0), "a", "", (MODEL,), Amounts(spending=call)) for name in "rs"
         )
         for one in (first, second):
             assert await gate.call(one.operation("try")) == GRANTED
@@ -235,7 +234,7 @@ async def test_a_schedule_is_added_once_with_its_lines(
     lines = [{"id": "a", "input": "x"}]
     async with reply_lost(proxy, "add_schedule"):
         added = await fleet.schedules.add("s", lines, AGENT, cron="@daily")
-    store = Schedules(desk.opened.connection, desk.opened.keys)
+    store = desk.opened.schedules
     assert len(await store.rows(added.schedule)) == 1
     with pytest.raises(ConfigurationError, match="is there"):
         await fleet.schedules.add("s", lines, AGENT, cron="@daily")

@@ -7,7 +7,7 @@ from support.runs.stored_runs import Bench, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.store import pace
-from stepfleet.orchestrator.store.pace import Pace, in_groups
+from stepfleet.orchestrator.store.pace import SweepPace, in_groups
 
 BENCH = {"agent": plain_agent()}
 BUSY = "local sum = 0 for i = 1, 2000000 do sum = sum + i end return sum"
@@ -35,7 +35,7 @@ async def test_groups_grow_while_redis_is_quick(
     desk: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "TARGET_SECONDS", 1000.0)
-    own, sizes = Pace(desk.opened.connection), list[int]()
+    own, sizes = SweepPace(desk.opened.connection), list[int]()
     for group in own.groups(looks(desk, 2000)):
         assert await own.send(group) == [0] * len(group)
         sizes.append(len(group))
@@ -46,7 +46,7 @@ async def test_groups_shrink_to_one_call_where_that_is_all_redis_has_time_for(
     desk: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pace, "TARGET_SECONDS", 0.0)
-    own, sizes = Pace(desk.opened.connection), list[int]()
+    own, sizes = SweepPace(desk.opened.connection), list[int]()
     for group in own.groups(looks(desk, 20)):
         assert await own.send(group) == [0] * len(group)
         sizes.append(len(group))
@@ -55,7 +55,7 @@ async def test_groups_shrink_to_one_call_where_that_is_all_redis_has_time_for(
 
 async def test_calls_are_made_again_where_the_server_has_lost_the_scripts(desk: Bench) -> None:
     await desk.opened.connection.execute("SCRIPT", "FLUSH")
-    assert await Pace(desk.opened.connection).send(looks(desk, 3)) == [0, 0, 0]
+    assert await SweepPace(desk.opened.connection).send(looks(desk, 3)) == [0, 0, 0]
 
 
 async def test_a_sweep_of_a_batch_goes_by_its_pace(

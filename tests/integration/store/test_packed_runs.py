@@ -15,8 +15,8 @@ from stepfleet.orchestrator.protocol.claim import Claim, Refused, Work
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
-from stepfleet.orchestrator.store.events.feeds import FeedPosition, Feeds
-from stepfleet.orchestrator.store.records.compression import LARGEST, packed
+from stepfleet.orchestrator.store.compression import LARGEST, packed
+from stepfleet.orchestrator.store.feeds import FeedPosition
 
 PARTS = ("", ":log", ":outcomes", ":events", ":journal", ":lost")
 
@@ -113,7 +113,7 @@ async def test_what_scripts_look_into_stays_plain(desk: Bench) -> None:
 
 async def test_envelopes_are_those_that_were_told_for_readers_and_couriers(desk: Bench) -> None:
     """The events of commits, and of scripts, with their numbers."""
-    feeds = Feeds(desk.opened.connection, desk.opened.keys)
+    feeds = desk.opened.feeds
     await feeds.switch_on()
     run_id = await desk.create()
     told: list[dict[str, Any]] = []

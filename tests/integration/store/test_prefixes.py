@@ -6,7 +6,8 @@ import redis
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import ModelServer, Reply
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
 
 PREFIXES = ("", "dev:", "staging/")
 

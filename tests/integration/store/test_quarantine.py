@@ -7,8 +7,8 @@ from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_ENTRIES, entry, keep_aside
-from stepfleet.orchestrator.store.fleet.redis_facts import redis_facts, refused_messages
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.fleet.servers import redis_facts, refused_messages
+from stepfleet.orchestrator.store.store import open_store
 
 
 @pytest.fixture(params=["one Redis", "a cluster"])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.deadlines import until
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
-from support.runs.stored_runs import bench
+from support.runs.stored_runs import bench, with_settings
 from support.runs.tools import look
 from support.servers.redis_servers import RedisServer
 
@@ -33,8 +33,8 @@ from stepfleet.orchestrator.errors import ModelError, StrategyError
 from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.records.steps import Progress
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.model_calls.response_cache import PARTS, CacheEntries
-from stepfleet.orchestrator.store.opening.opening import open_store
+from stepfleet.orchestrator.store.response_cache import PARTS, CacheEntries
+from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.agents import response_cache
 from stepfleet.worker.agents.local import LocalAgent, LocalAgents
 from stepfleet.worker.agents.response_cache import ResponseCache
@@ -64,7 +64,7 @@ class Keeping(Hands):
     cache: ResponseCache = field(init=False)
 
     def __post_init__(self) -> None:
-        entries = self.entries or CacheEntries(self.desk.opened.connection, ROOM)
+        entries = self.entries or with_settings(self.desk.opened, cache_bytes=ROOM).cache
         self.cache = ResponseCache(entries, spent)
 
     def ports(self) -> Ports:
@@ -99,7 +99,7 @@ async def keeping(url: str, agent: Agent) -> AsyncIterator[Keeping]:
 async def entries_at(url: str, room: int = ROOM) -> AsyncIterator[CacheEntries]:
     opened = await open_store(load_settings(redis_url=url))
     try:
-        yield CacheEntries(opened.connection, room)
+        yield with_settings(opened, cache_bytes=room).cache
     finally:
         await opened.aclose()
 
@@ -193,7 +193,7 @@ async def test_an_entry_that_redis_has_evicted_leaves_the_statistics_when_it_is_
 ) -> None:
     """CACHE-08"""
     opened = await open_store(load_settings(redis_url=redis_url))
-    entries = CacheEntries(opened.connection, ROOM)
+    entries = with_settings(opened, cache_bytes=ROOM).cache
     await entries.keep(A, MODEL, "answer", 60)
     await opened.connection.execute("DEL", f"sf:{{c10}}:cache:entry:{A}")
     assert await entries.read(A, MODEL) is None
@@ -210,7 +210,7 @@ async def test_equal_requests_are_calls_without_a_policy(redis_url: str) -> None
         first, second = await hands.run(), await hands.run()
         assert hands.calls == 2
         assert [one.steps[0].cache for one in (first, second)] == [None, None]
-        found = await CacheEntries(hands.desk.opened.connection, ROOM).statistics()
+        found = await with_settings(hands.desk.opened, cache_bytes=ROOM).cache.statistics()
         assert found.by_model == {}
 
 
@@ -292,7 +292,7 @@ async def test_failures_and_parts_of_answers_are_asked_for_again(
         await hands.run()
         await hands.run()
         assert hands.calls == 2
-        found = await CacheEntries(hands.desk.opened.connection, ROOM).statistics()
+        found = await with_settings(hands.desk.opened, cache_bytes=ROOM).cache.statistics()
         assert (found.entries, found.hits, found.misses) == (0, 0, 2)
 
 
@@ -303,7 +303,7 @@ async def test_an_answer_that_its_contract_refuses_is_asked_for_again(redis_url:
         for calls in (1, 2):
             result = await hands.run()
             assert (result.stop_reason, hands.calls) == ("steps_limit", calls)
-        found = await CacheEntries(hands.desk.opened.connection, ROOM).statistics()
+        found = await with_settings(hands.desk.opened, cache_bytes=ROOM).cache.statistics()
         assert (found.entries, found.hits) == (0, 0)
 
 
@@ -411,7 +411,7 @@ async def test_a_step_that_is_done_again_behind_a_crash_counts_its_hit_once(redi
         await hands.finish(run_id)
         result = (await hands.desk.stored(run_id)).result()
         assert (hands.calls, result.usage) == (1, UsageStats(cached_calls=1))
-        found = await CacheEntries(hands.desk.opened.connection, ROOM).statistics()
+        found = await with_settings(hands.desk.opened, cache_bytes=ROOM).cache.statistics()
         assert found.hits == 2
 
 
@@ -424,7 +424,7 @@ async def test_a_hit_that_was_journaled_is_one_for_the_worker_that_goes_on(redis
         hands.crash_at = "after-tool"
         with pytest.raises(Crash):
             await hands.step(run_id, 0)
-        await CacheEntries(hands.desk.opened.connection, ROOM).clear()
+        await with_settings(hands.desk.opened, cache_bytes=ROOM).cache.clear()
         await hands.desk.opened.connection.execute(
             "HSET", hands.desk.opened.keys.run(run_id), "lease", 0
         )
@@ -539,7 +539,7 @@ async def test_an_entry_that_nobody_can_read_is_a_call(redis_url: str) -> None:
         first = await hands.run()
         assert first.steps[0].cache
         key, model = first.steps[0].cache.key, hands.agent.config.model
-        entries = CacheEntries(hands.desk.opened.connection, ROOM)
+        entries = with_settings(hands.desk.opened, cache_bytes=ROOM).cache
         await entries.keep(key, model, '{"not":"ours"}', 60)
         again = await hands.run()
         assert (hands.calls, again.steps[0].cached) == (2, False)

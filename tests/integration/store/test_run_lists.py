@@ -8,11 +8,11 @@ import pytest
 from support.runs.stored_runs import Bench, answered, failed
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Lifecycle, RunPage
-from stepfleet.orchestrator.client.watching.conditions import LONGEST_CONDITION
+from stepfleet.orchestrator.client.runs import LONGEST_CONDITION
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.facts import end_state
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.runs.listing import LISTS, RunLists
+from stepfleet.orchestrator.store.runs.listing import LISTS
 
 BENCH: dict[str, Any] = {"lease": 600.0, "grace": 60}
 RUNS = 3_000
@@ -164,7 +164,7 @@ async def test_runs_that_are_gone_or_moved_leave_the_lists(desk: Bench, fleet: A
     fields = ("status", "failed", "stop_reason", "error")
     await desk.opened.connection.execute("HSET", desk.opened.keys.run("r0950"), *fields)
     assert len(ids(await pages(fleet))) == 99
-    lists = RunLists(desk.opened.connection, desk.opened.keys)
+    lists = desk.opened.lists
     wrong = sum([await lists.tidy_shard(shard) for shard in range(desk.opened.keys.shards)])
     assert wrong == 901
     assert await lists_of(desk, "r0950") == ["error"]

@@ -10,13 +10,11 @@ from support.runs.scripted_steps import Hands, Script, say
 from support.runs.stored_runs import Bench, bench
 
 from stepfleet.orchestrator import Agent
-from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.configs import NOTED_SECONDS, Configs
-from stepfleet.orchestrator.store.fleet import unused_configs
-from stepfleet.orchestrator.store.fleet.unused_configs import (
+from stepfleet.orchestrator.store import configs, keys
+from stepfleet.orchestrator.store.configs import (
     LEAST_SECONDS,
-    forget_configs,
-    forget_stale_configs,
+    NOTED_SECONDS,
+    Configs,
 )
 from stepfleet.worker.runtime.background import keep_records
 
@@ -41,6 +39,14 @@ async def aged(desk: Bench, digest: str, seconds: float = RETENTION + 60) -> Non
     await desk.opened.connection.execute("ZADD", keys.USED, "XX", then, digest)
 
 
+async def forget_stale(desk: Bench) -> int:
+    return await desk.opened.configs.forget_stale(desk.opened.settings.retention)
+
+
+async def forget_unused(desk: Bench) -> int:
+    return await desk.opened.configs.forget_unused(desk.opened.settings.retention)
+
+
 async def known(desk: Bench) -> set[str]:
     return set(await desk.opened.connection.execute("HKEYS", keys.AGENTS))
 
@@ -50,7 +56,7 @@ async def test_one_that_nobody_uses_is_forgotten_after_the_retention_time(desk: 
     old, young = [await desk.opened.configs.save(agent().config) for _ in range(2)]
     await aged(desk, old)
     await aged(desk, young, RETENTION - 60)
-    assert await forget_stale_configs(desk.opened) == 1
+    assert await forget_stale(desk) == 1
     assert await known(desk) == {young}
     assert await desk.opened.connection.execute("ZSCORE", keys.USED, old) is None
 
@@ -70,19 +76,19 @@ async def test_a_run_keeps_its_configuration_for_as_long_as_it_exists(
     stored = await desk.stored(run_id)
     assert stored.header["status"] == state
     await aged(desk, stored.header["config"])
-    assert await forget_stale_configs(desk.opened) == 0
+    assert await forget_stale(desk) == 0
     assert await Configs(desk.opened.connection).load(stored.header["config"])
     await desk.opened.connection.execute("DEL", desk.opened.keys.run(run_id))
-    assert await forget_stale_configs(desk.opened) == 0, "that a run had it counts as a use"
+    assert await forget_stale(desk) == 0, "that a run had it counts as a use"
     await aged(desk, stored.header["config"])
-    assert await forget_stale_configs(desk.opened) == 1
+    assert await forget_stale(desk) == 1
 
 
 async def test_runs_of_any_number_and_name_are_found(
     desk: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The names of keys are read in pages, and an id may end as a key of a run does."""
-    monkeypatch.setattr(unused_configs, "PAGE", 3)
+    monkeypatch.setattr(configs, "PAGE", 3)
     digests = [await desk.create() and desk.agent.config.digest for _ in range(20)]
     desk.agent = agent()
     run_id = await desk.create()
@@ -90,7 +96,7 @@ async def test_runs_of_any_number_and_name_are_found(
     await desk.opened.connection.execute("RENAME", header, f"{header}:log")
     for digest in {*digests, desk.agent.config.digest}:
         await aged(desk, digest)
-    assert await forget_stale_configs(desk.opened) == 0
+    assert await forget_stale(desk) == 0
 
 
 async def test_what_a_worker_has_announced_stays(desk: Bench) -> None:
@@ -98,7 +104,7 @@ async def test_what_a_worker_has_announced_stays(desk: Bench) -> None:
     announced = agent()
     await desk.opened.configs.announce(announced.config)
     await aged(desk, announced.config.digest)
-    assert await forget_stale_configs(desk.opened) == 0
+    assert await forget_stale(desk) == 0
     assert (await desk.opened.configs.named("plain")).digest == announced.config.digest
 
 
@@ -106,9 +112,9 @@ async def test_one_of_an_older_version_counts_from_the_first_look(desk: Bench) -
     """Nobody has noted when it was used."""
     digest = await desk.opened.configs.save(agent().config)
     await desk.opened.connection.execute("DEL", keys.USED)
-    assert await forget_stale_configs(desk.opened) == 0
+    assert await forget_stale(desk) == 0
     await aged(desk, digest)
-    assert await forget_stale_configs(desk.opened) == 1
+    assert await forget_stale(desk) == 1
 
 
 async def test_who_submits_again_after_long_writes_it_again(
@@ -118,7 +124,7 @@ async def test_who_submits_again_after_long_writes_it_again(
     config = agent().config
     await desk.opened.configs.save(config)
     await aged(desk, config.digest)
-    assert await forget_stale_configs(desk.opened) == 1
+    assert await forget_stale(desk) == 1
     await desk.opened.configs.save(config)
     assert await known(desk) == set(), "it was saved a moment ago"
     monkeypatch.setattr("stepfleet.orchestrator.store.configs.NOTED_SECONDS", -1.0)
@@ -146,7 +152,7 @@ async def test_one_that_is_used_at_the_same_time_is_kept(
         return await execute(*command)
 
     monkeypatch.setattr(connection, "execute", interrupted)
-    assert await forget_stale_configs(desk.opened) == 0
+    assert await forget_stale(desk) == 0
     assert await known(desk) == {config.digest}
 
 
@@ -154,11 +160,11 @@ async def test_one_worker_of_a_fleet_looks(desk: Bench) -> None:
     """The others find that it was done."""
     for _ in range(2):
         await aged(desk, await desk.opened.configs.save(agent().config))
-    assert await forget_configs(desk.opened) == 2
+    assert await forget_unused(desk) == 2
     await aged(desk, await desk.opened.configs.save(agent().config))
-    assert await forget_configs(desk.opened) == 0
+    assert await forget_unused(desk) == 0
     await desk.opened.connection.execute("DEL", keys.SWEPT)
-    assert await forget_configs(desk.opened) == 1
+    assert await forget_unused(desk) == 1
 
 
 async def test_a_worker_tidies_up_beside_its_steps(

@@ -15,17 +15,17 @@ from stepfleet.orchestrator.limits.limit import names_of
 from stepfleet.orchestrator.protocol.attempt import Parked, Wait
 from stepfleet.orchestrator.protocol.claim import Refusal, Refused, Work
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.calls import (
+from stepfleet.orchestrator.store.admission import (
     DONE,
     GRANTED,
     TICK,
     WAITS,
-    Request,
+    GrantRequest,
     charging,
     refunding,
     settling,
 )
-from stepfleet.orchestrator.store.records.codec import milliseconds
+from stepfleet.orchestrator.store.codec import milliseconds
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
@@ -44,7 +44,7 @@ async def test_what_the_queue_refuses_is_dispatched_when_it_takes_messages_again
     await gate.settings.change(MODEL, {"in_flight": 3})
     await store.connection.execute("SET", queue, "no list")  # every push fails
     for number in range(3):
-        request = Request(Work(f"r{number}", 0), "a", "", (MODEL,), Amounts())
+        request = GrantRequest(Work(f"r{number}", 0), "a", "", (MODEL,), Amounts())
         assert await gate.call(request.operation("ask")) == GRANTED
         await gate.call(TICK)
     await gate.publish_again()
@@ -112,8 +112,8 @@ async def test_runs_of_a_lost_flow_ask_once_more_in_a_fleet_that_is_never_idle(
 ) -> None:
     gate = Gate(desk.opened, "w1")
     await gate.settings.change(MODEL, {"in_flight": 1})
-    lost = {f"r{number}": Request(Work(f"r{number}", 0), *LINE) for number in range(4)}
-    begun, late, other = (Request(Work(name, 0), *LINE) for name in ("begun", "late", "other"))
+    lost = {f"r{number}": GrantRequest(Work(f"r{number}", 0), *LINE) for number in range(4)}
+    begun, late, other = (GrantRequest(Work(name, 0), *LINE) for name in ("begun", "late", "other"))
     other = replace(other, priority=2)
     assert await gate.call(begun.operation("ask")) == GRANTED
     for one in (*lost.values(), other):
@@ -143,10 +143,10 @@ async def test_runs_of_a_lost_flow_ask_once_more_in_a_fleet_that_is_never_idle(
 async def test_a_run_that_is_cancelled_leaves_its_line(desk: Bench) -> None:
     gate = Gate(desk.opened, "w1")
     await gate.settings.change(MODEL, {"in_flight": 1})
-    ticker = Ticker(desk.opened, desk.steps, gate, Leases(time.monotonic))
+    ticker = Ticker(desk.opened, gate, Leases(time.monotonic))
     cancelled, other = await desk.create(), await desk.create()
     for run_id in ("begun", cancelled, other):
-        await gate.call(Request(Work(run_id, 0), *LINE).operation("ask"))
+        await gate.call(GrantRequest(Work(run_id, 0), *LINE).operation("ask"))
     await desk.control.cancel_unread(cancelled, "enough")
     execute = desk.opened.connection.execute
 
@@ -164,10 +164,10 @@ async def test_a_grant_is_renewed_while_its_step_is_held_here_and_no_longer(redi
     async with bench(redis_url, lease=1.0) as desk:
         gate, leases = Gate(desk.opened, "w1"), Leases(time.monotonic)
         await gate.settings.change(MODEL, {"in_flight": 1})
-        ticker = Ticker(desk.opened, desk.steps, gate, leases)
+        ticker = Ticker(desk.opened, gate, leases)
         await ticker.prepare()
         claim = await desk.claim(await desk.create())
-        first = Request(claim.hint, "plain", "", (MODEL,), Amounts())
+        first = GrantRequest(claim.hint, "plain", "", (MODEL,), Amounts())
         assert await gate.call(first.operation("try")) == GRANTED
         gate.use(first, MODEL)
         with leases.hold(claim):
@@ -238,7 +238,7 @@ async def test_one_bad_operation_fails_alone(desk: Bench) -> None:
     await desk.opened.connection.execute(
         "HSET", desk.opened.keys.of(keys.LIMIT_SETTINGS), MODEL, '{"in_flight":9}'
     )
-    request = Request(Work("r0", 0), "a", "", (MODEL,), Amounts())
+    request = GrantRequest(Work("r0", 0), "a", "", (MODEL,), Amounts())
     unwritten = settling(Work("r1", 0), Amounts(output_tokens=10**30))
     broken = {"op": "headers", "names": [MODEL], "said": 7}
     replies = [gate.call(one) for one in (unwritten, broken, request.operation("try"))]
@@ -281,9 +281,9 @@ async def test_what_one_address_refuses_holds_for_no_other(desk: Bench) -> None:
     await gate.reload()
     assert names(gate, other) == (other,)
     for number, name in enumerate((MODEL, other)):
-        request = Request(Work(f"r{number}", 0), "a", "", (name,), Amounts())
+        request = GrantRequest(Work(f"r{number}", 0), "a", "", (name,), Amounts())
         assert await gate.call(request.operation("try")) == GRANTED
-        again = Request(Work(f"again{number}", 0), "a", "", (name,), Amounts())
+        again = GrantRequest(Work(f"again{number}", 0), "a", "", (name,), Amounts())
         assert await gate.call(again.operation("try")) == "full"
     for _ in range(5):
         gate.note_refusal(other, 60.0, 0.0)

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.limits.estimates import MOST_FIRST_OUTPUT
 from stepfleet.orchestrator.protocol.attempt import Answered, Parked, Span, Wait
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Work
 from stepfleet.orchestrator.protocol.lost_attempts import CallEntries
-from stepfleet.orchestrator.store.admission.calls import refunding
+from stepfleet.orchestrator.store.admission import refunding
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.learning import AT_ONCE, Learning

@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,11 @@ from stepfleet.orchestrator.protocol.claim import Claim, How, Loss, Stance, Work
 from stepfleet.orchestrator.protocol.guards import poisoned
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.isolation.isolation import Isolation
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 TESTS = Path(__file__).parents[2]
 AGENTS = TESTS / "acceptance" / "agent_modules" / "agents.py"
@@ -134,7 +134,7 @@ async def call_taken_over(desk: Bench, run_id: str, index: int) -> TakenCall:
 async def crashed(desk: Bench, crashes: int = LIMIT) -> str:
     """Return a run whose first step has lost that many workers, all in their model calls."""
     run_id = await desk.create()
-    desk.steps.terms = replace(desk.steps.terms, lease=SHORT)
+    desk.steps.lease = SHORT
     for _ in range(crashes):
         await taken_over(desk, run_id)
     return run_id
@@ -148,7 +148,7 @@ async def suspect(desk: Bench, crashes: int = LIMIT) -> Claim:
 
 async def lasting(desk: Bench, run_id: str, crashes: int) -> Claim:
     """Take a run's first step for a minute, when it has lost that many workers."""
-    desk.steps.terms = replace(desk.steps.terms, lease=LONG)
+    desk.steps.lease = LONG
     claim = await taken_over(desk, run_id)
     assert claim.crashes == crashes
     return claim
@@ -351,9 +351,9 @@ async def test_a_process_that_ends_with_its_worker_proves_nothing(desk: Bench) -
     """DIST-08: a container, a host or its memory ends both, and whatever is in them."""
     claim = await tool_suspect(desk)
     hint = Work(claim.run_id, claim.step)
-    marks = IsolationMarks(desk.opened.connection, desk.opened.keys, desk.opened.dispatch)
+    marks = desk.opened.marks
     assert await marks.begin(hint, claim.token, 1)
-    desk.steps.terms = replace(desk.steps.terms, lease=SHORT)
+    desk.steps.lease = SHORT
     await desk.steps.journal(claim, 0.0)
     again = await taken_over(desk, claim.run_id)
     assert again.crashes == LIMIT

@@ -25,7 +25,9 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply, Usage
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.server import ModelServer
 
 FIRST, SECOND = "anthropic:first", "openai:second"
 TENANT = "tenant:acme"

@@ -15,7 +15,7 @@ from support.servers.redis_servers import RedisServer
 from stepfleet.orchestrator import Agent, StoreError
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.opening.opening import client_app
+from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.worker.engine.bridge import PerLoop
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.engine.pool.asyncio_pool import _close_everything

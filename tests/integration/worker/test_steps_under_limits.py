@@ -18,7 +18,9 @@ from stepfleet.orchestrator.models.failures import refusal
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord, ToolCallReply, Usage
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.server import ModelServer
 
 TOKENS = Usage(15, 5)
 CALL = 0.002

@@ -10,7 +10,9 @@ from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 AGENT = load_agents(str(Path(__file__).parents[2] / "acceptance/agent_modules/agents.py"))["plain"]
 RUNS, STEPS = 4, 4

@@ -10,7 +10,9 @@ import pytest
 from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, Usage
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, Usage
+from stepfleet.worker.testing.server import ModelServer
 
 TOKENS = Usage(15, 5)
 USUAL = Decimal("0.002")

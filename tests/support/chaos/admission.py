@@ -9,10 +9,11 @@ import json
 import random
 import time
 from collections.abc import Coroutine
+from dataclasses import replace
 from typing import Any, Self
 
 import redis
-from support.runs.stored_runs import Bench, answered, called, failed
+from support.runs.stored_runs import Bench, answered, called, failed, with_settings
 
 from stepfleet.orchestrator import ConfigurationError, StoreError
 from stepfleet.orchestrator.events.envelope import Events
@@ -21,7 +22,6 @@ from stepfleet.orchestrator.protocol.claim import Claim, Work
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, Move, Verdict
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import renewing
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
@@ -62,12 +62,11 @@ class UnluckyWorker:
             task.cancel()
         self._births += 1
         self._leases = Leases(time.monotonic)
-        opened, terms = self._desk.opened, Terms(LEASE, GRACE, 60, self._name)
-        self._store = StepStore(
-            opened.connection, opened.keys, opened.configs, opened.dispatch, terms
-        )
+        opened = with_settings(self._desk.opened, lease=LEASE, grace=GRACE, retention=60)
+        opened = replace(opened, worker=self._name)
+        self._store = opened.steps
         self.gate = Gate(opened, f"{self._name}:{self._births}")
-        self._ticker = Ticker(opened, self._store, self.gate, self._leases)
+        self._ticker = Ticker(opened, self.gate, self._leases)
         self._admitted = AdmittedSteps(self._store, self.gate, lambda *_: PRICE)
 
     async def tick(self) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from stepfleet.orchestrator import AgentRunResult
-from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 
 UNKNOWN = "OUTCOME_UNKNOWN"
 

@@ -17,7 +17,7 @@ from support.chaos.plan import plan_of
 from support.deadlines import wait_until
 from support.runs.packed_records import plain_log, read
 
-from stepfleet.orchestrator.store.records.events import load_events
+from stepfleet.orchestrator.store.codec import load_events
 
 SHARDS = 16
 ENDED = frozenset({"completed", "failed", "cancelled", "stopped"})

@@ -24,7 +24,8 @@ from support.servers.redis_servers import RedisServer
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Agent, Fleet
-from stepfleet.worker.testing import Faults, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Faults, Reply, ToolCallReply
 
 LEASE = 2.0
 PLACES = ("waiting", "grants")

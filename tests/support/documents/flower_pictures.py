@@ -18,7 +18,9 @@ from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Agent, Fleet
-from stepfleet.worker.testing import Fault, ModelServer, Reply, RequestRecord
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Fault, Reply
+from stepfleet.worker.testing.server import ModelServer
 
 PICTURES = Path(__file__).parents[3] / "docs" / "pictures"
 RUNS, BAD, WIDTH, HEIGHT = 5_000, 20, 1_200, 620

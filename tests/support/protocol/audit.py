@@ -13,7 +13,7 @@ from support.protocol.call_model import WaitingModel
 from support.protocol.model import ENDED, NEVER, SHARDS, Run, shard_of
 from support.runs.packed_records import plain_log, read
 
-from stepfleet.orchestrator.store.records.events import load_events
+from stepfleet.orchestrator.store.codec import load_events
 
 BATCHES = ("b0", "b1")
 NO_KEY = -2

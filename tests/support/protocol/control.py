@@ -12,7 +12,7 @@ from support.protocol.worker import KINDS
 
 from stepfleet.orchestrator import StoredRun
 from stepfleet.orchestrator.protocol.revision import Revision, revise
-from stepfleet.orchestrator.store.batches.requests import Request, pause_fleet
+from stepfleet.orchestrator.store.batches.requests import BatchRequest
 
 PICK = st.integers(0, 63)
 SIZE = st.integers(1, 9)
@@ -60,7 +60,7 @@ class ControlRules(Operations):
         self.tokens += 1
         fields = self.rig.bench.control.batch_cancel("enough")
         with self.operation("flag"):
-            self.rig.do(self.rig.requests.flag(Request(batch, 0, word, self.tokens, fields)))
+            self.rig.do(self.rig.requests.flag(BatchRequest(batch, 0, word, self.tokens, fields)))
             # A batch that was cancelled gets no more runs: here it does.
             self.rig.auditor.uncancel(batch)
             self.model.flag(batch, word, self.tokens)
@@ -118,7 +118,7 @@ class ControlRules(Operations):
         with self.operation("sweep"):
             hints = self.model.sweep(batch)
             for run_ids in named.values():
-                request = Request(batch, 0, word, number)
+                request = BatchRequest(batch, 0, word, number)
                 self.rig.do(self.rig.requests.sweep_runs(request, run_ids, self.rig.pace))
             told = self.rig.auditor.newest_messages(len(hints)) if hints else []
             assert sorted(told) == sorted(hints)
@@ -133,7 +133,7 @@ class ControlRules(Operations):
         self.sweep(batch)
         word, number = self.model.flags[batch]
         with self.operation("lift"):
-            self.rig.do(self.rig.requests.lift(Request(batch, 0, word, number)))
+            self.rig.do(self.rig.requests.lift(BatchRequest(batch, 0, word, number)))
             self.model.lift(batch)
         if late:
             self._comes_late(batch, word, number)
@@ -147,7 +147,7 @@ class ControlRules(Operations):
     def _comes_late(self, batch: str, word: str, number: int) -> None:
         fields = self.rig.bench.control.batch_cancel("enough")
         with self.operation("late flag"):
-            self.rig.do(self.rig.requests.flag(Request(batch, 0, word, number, fields)))
+            self.rig.do(self.rig.requests.flag(BatchRequest(batch, 0, word, number, fields)))
             self.rig.auditor.uncancel(batch)
 
     @precondition(lambda self: self.model.queue or self.model.fleet_paused)
@@ -199,7 +199,7 @@ class ControlRules(Operations):
     def _pause_fleet(self, *, paused: bool) -> None:
         opened = self.rig.bench.opened
         with self.operation("fleet"):
-            self.rig.do(pause_fleet(opened.connection, opened.keys, paused=paused))
+            self.rig.do(opened.requests.pause_fleet(paused=paused))
             self.model.fleet_paused = paused
 
     @precondition(lambda self: self.asked)

@@ -34,8 +34,7 @@ from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.waiting import answered, decided_event, wait_key
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision
 from stepfleet.orchestrator.records.calls.tools import ToolCall
-from stepfleet.orchestrator.store.runs.asks import Asks
-from stepfleet.orchestrator.store.runs.links import Links, Owed
+from stepfleet.orchestrator.store.runs.links import Owed
 from stepfleet.orchestrator.store.runs.submission import NewRun
 from stepfleet.worker.runtime.waiting.links import run_end
 
@@ -62,8 +61,8 @@ class LinkedMachine(ProtocolMachine):
         self.attendants: list[Maker] = []
         self.unsettled: list[tuple[str, Owed, Owes]] = []
         opened = rig.bench.opened
-        self.links = Links(opened.connection, opened.keys)
-        self.asked_people = Asks(opened.connection, opened.keys, rig.bench.steps.calls)
+        self.links = opened.links
+        self.asked_people = opened.approvals
 
     # ------------------------------------------------------------------------- steps that wait
 

@@ -13,7 +13,7 @@ from support.protocol.dependent_model import DependentModel
 from support.protocol.rig import Rig
 
 from stepfleet.orchestrator import Message
-from stepfleet.orchestrator.store.runs.dependents import Dependent, Dependents
+from stepfleet.orchestrator.store.runs.links import Dependent, Dependents
 from stepfleet.worker.runtime.waiting.dependents import LOOK_AGAIN, DependentRuns
 
 

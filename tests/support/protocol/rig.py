@@ -14,14 +14,13 @@ from support.protocol.call_model import WaitingModel
 from support.protocol.cluster import ClusterAuditor
 from support.protocol.model import GRACE, LEASE, MOST_AGAIN, SHARDS, Run
 from support.protocol.worker import AGENTS
-from support.runs.stored_runs import Bench, bench
+from support.runs.stored_runs import Bench, bench, with_settings
 from support.servers.redis_cluster import RedisCluster
 
-from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
-from stepfleet.orchestrator.store.model_calls.circuits import Circuits
-from stepfleet.orchestrator.store.pace import Pace
-from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
+from stepfleet.orchestrator.store.circuits import Circuits
+from stepfleet.orchestrator.store.pace import SweepPace
+from stepfleet.orchestrator.store.runs.steps import IsolationMarks
 from stepfleet.worker.runtime.rescuer import Rescuer
 
 T = TypeVar("T")
@@ -56,23 +55,19 @@ class Rig:
 
     def marks(self) -> IsolationMarks:
         opened = self.bench.opened
-        return IsolationMarks(opened.connection, opened.keys, opened.dispatch)
+        return opened.marks
 
     def circuits(self) -> Circuits:
-        return Circuits(self.bench.opened.connection, self.bench.opened.keys)
+        return self.bench.opened.circuits
 
     @property
-    def pace(self) -> Pace:
-        return Pace(self.bench.opened.connection)
+    def pace(self) -> SweepPace:
+        return SweepPace(self.bench.opened.connection)
 
     @property
     def requests(self) -> BatchRequests:
         """Requests to whole batches, over the rig's store."""
-        opened = self.bench.opened
-        batches = Batches(opened.connection, opened.keys, retention=60)
-        return BatchRequests(
-            opened.connection, opened.keys, opened.dispatch, batches, grace=GRACE / 1000
-        )
+        return with_settings(self.bench.opened, retention=60, grace=GRACE / 1000).requests
 
     def rescuer(self, *, long_queue: bool) -> Rescuer:
         opened = self.bench.opened

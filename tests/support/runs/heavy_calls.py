@@ -10,7 +10,6 @@ from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import ToolCallRecord, tool
 from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.runtime.rescuer import Rescuer
 
 HEAVY = "gpu"
@@ -100,6 +99,5 @@ def crashing_store(desk: Bench, point: str) -> Hands:
         if name == point:
             raise Crash(point)
 
-    opened, terms = desk.opened, desk.steps.terms
-    steps = StepStore(opened.connection, opened.keys, opened.configs, opened.dispatch, terms, visit)
+    steps = replace(desk.opened, crash=visit).steps
     return Hands(replace(desk, steps=steps), desk.agent)

@@ -3,7 +3,7 @@
 from support.runs.stored_runs import Bench, called, plain_agent
 
 from stepfleet.orchestrator.protocol.claim import Claim
-from stepfleet.orchestrator.store.records.codec import stored_step
+from stepfleet.orchestrator.store.codec import stored_step
 
 AGENT = plain_agent(max_steps=100_000)
 STEPS = 450

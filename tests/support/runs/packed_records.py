@@ -8,8 +8,8 @@ import orjson
 
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.redis_client.connection import Connection
-from stepfleet.orchestrator.store.records.compression import packed, unpacked
-from stepfleet.orchestrator.store.records.events import load_events
+from stepfleet.orchestrator.store.codec import load_events
+from stepfleet.orchestrator.store.compression import packed, unpacked
 
 
 def plain(stored: str) -> str:

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 from uuid import uuid4
@@ -26,13 +26,11 @@ from stepfleet.orchestrator.protocol.claim import Claim, Committed, Refusal, Wor
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts, Verdict, decide
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
-from stepfleet.orchestrator.store.opening.opening import OpenStore, open_store
 from stepfleet.orchestrator.store.runs.control import Control
-from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
-from stepfleet.orchestrator.store.runs.reading import Runs
-from stepfleet.orchestrator.store.runs.steps import StepStore, Terms
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.runs.reading import RunReader
+from stepfleet.orchestrator.store.runs.steps import IsolationMarks, StepStore
+from stepfleet.orchestrator.store.runs.submission import NewRun, RunSubmission
+from stepfleet.orchestrator.store.store import Store, open_store
 
 USAGE = UsageStats(prompt_tokens=10, completion_tokens=5, total_tokens=15)
 
@@ -46,10 +44,10 @@ def plain_agent(**config: Any) -> Agent:
 class Bench:
     """Everything that a test of the protocol takes in hand."""
 
-    opened: OpenStore
+    opened: Store
     steps: StepStore
-    submission: Submission
-    runs: Runs
+    submission: RunSubmission
+    runs: RunReader
     control: Control
     agent: Agent
     tokens: "itertools.count[int]" = field(default_factory=itertools.count)
@@ -57,7 +55,7 @@ class Bench:
     @property
     def marks(self) -> IsolationMarks:
         """What counts the deaths of processes."""
-        return IsolationMarks(self.opened.connection, self.opened.keys, self.opened.dispatch)
+        return self.opened.marks
 
     async def create(self, batch: str = "b1", **fields: Any) -> str:
         """Create a run and return its id."""
@@ -124,9 +122,7 @@ class Bench:
 
     async def keep_up(self) -> None:
         """Look after batches as a worker does now and then."""
-        opened = self.opened
-        retention = opened.settings.retention
-        await BatchUpkeep(opened.connection, opened.keys, retention=retention).settle_all()
+        await self.opened.upkeep.settle_all()
 
     async def queued(self) -> int:
         """Return how many messages wait."""
@@ -137,32 +133,29 @@ class Bench:
         return await self.runs.get(run_id)
 
 
+def with_settings(store: Store, **changes: Any) -> Store:
+    """Return the same open store with other settings."""
+    return replace(store, settings=store.settings.model_copy(update=changes))
+
+
+def with_gateways(store: Store, **gateways: Any) -> Store:
+    """Return the same open store with other gateways."""
+    other = replace(store)
+    vars(other).update(gateways)
+    return other
+
+
 @asynccontextmanager
 async def bench(url: str, agent: Agent | None = None, **settings: Any) -> AsyncIterator[Bench]:
     """Open the store at `url`."""
-    opened = await open_store(load_settings(redis_url=url, **settings))
-    terms = opened.settings
+    opened = await open_store(load_settings(redis_url=url, **settings), worker="test")
     try:
         yield Bench(
             opened=opened,
-            steps=StepStore(
-                opened.connection,
-                opened.keys,
-                opened.configs,
-                opened.dispatch,
-                Terms(terms.lease, terms.grace, terms.retention, "test"),
-            ),
-            submission=Submission(
-                opened.connection, opened.keys, opened.dispatch, grace=terms.grace
-            ),
-            runs=Runs(opened.connection, opened.keys, opened.configs),
-            control=Control(
-                opened.connection,
-                opened.keys,
-                opened.dispatch,
-                grace=terms.grace,
-                retention=terms.retention,
-            ),
+            steps=opened.steps,
+            submission=opened.submission,
+            runs=opened.runs,
+            control=opened.control,
             agent=agent or plain_agent(),
         )
     finally:

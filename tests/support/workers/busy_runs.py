@@ -3,7 +3,8 @@
 import threading
 from typing import Any
 
-from stepfleet.worker.testing import Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 
 NO_LIMITS: dict[str, Any] = {"max_steps": 10_000, "token_limit": None, "time_limit": None}
 """Overrides of a run that only the test ends: the usual limits are met within seconds."""

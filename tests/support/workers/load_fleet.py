@@ -17,7 +17,7 @@ from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Agent, Batch, Fleet
-from stepfleet.worker.testing import ModelServer
+from stepfleet.worker.testing.server import ModelServer
 
 CALM = {
     "STEPFLEET_LEASE": "10",

@@ -18,7 +18,6 @@ from stepfleet.orchestrator import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.protocol.claim import Claim, Work
 from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import renewing
 from stepfleet.worker.ports import Ports
@@ -37,7 +36,7 @@ def trials(
     draining: Callable[[], bool] = lambda: False,
 ) -> Isolation:
     """Return an isolation whose processes are started by `command`, or as workers do."""
-    marks = IsolationMarks(desk.opened.connection, desk.opened.keys, desk.opened.dispatch)
+    marks = desk.opened.marks
     isolated = IsolatedProcesses(command, limit=processes, confirm=0.1, draining=draining)
     return Isolation(limit, grace, renewing(desk.steps), marks, isolated)
 

@@ -12,7 +12,7 @@ from typing import Any
 import orjson
 
 from stepfleet.orchestrator.records import base
-from stepfleet.orchestrator.store.records import compression
+from stepfleet.orchestrator.store import compression
 
 OURS = base.SCHEMA_VERSION
 NEWS = "news_of_the_next_version"

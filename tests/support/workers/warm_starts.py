@@ -53,7 +53,7 @@ _FOR_WORKERS = (
 _FOR_COMMANDS = (
     "celery.app",
     "kombu.transport.redis",
-    "stepfleet.orchestrator.client.blocking.fleet",
+    "stepfleet.orchestrator.client.blocking",
 )
 AT_IMPORT = dict(os.environ)
 """The environment of the imports, whatever a test has set when the first program is asked for."""

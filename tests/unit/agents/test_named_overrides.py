@@ -6,7 +6,7 @@ import pytest
 
 from stepfleet.orchestrator import AsyncBatch, ConfigurationError
 from stepfleet.orchestrator.agents.config import named_overrides
-from stepfleet.orchestrator.client.history.history import AsyncFleetHistory
+from stepfleet.orchestrator.client.history import AsyncFleetHistory
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 
 CALLS = (AsyncBatch.retry, AsyncFleetRuns.retry, AsyncFleetRuns.send, AsyncFleetHistory.fork)

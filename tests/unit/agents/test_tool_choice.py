@@ -20,7 +20,7 @@ from stepfleet.orchestrator.agents.config import stored_overrides
 from stepfleet.orchestrator.batches.check import check
 from stepfleet.orchestrator.batches.files.source import open_input
 from stepfleet.orchestrator.batches.plan import Plan
-from stepfleet.orchestrator.client.history.forking import with_tools
+from stepfleet.orchestrator.client.copies import with_tools
 
 
 def take(call: ToolCall, state: AgentState, sink: ErrorSink) -> Outcome:

@@ -21,7 +21,8 @@ from stepfleet.orchestrator.models.endpoint import ROUTES
 from stepfleet.orchestrator.models.failures import refusal
 from stepfleet.orchestrator.models.services import SERVICES, Api, environment_of
 from stepfleet.worker.models import Models
-from stepfleet.worker.testing import Fault, ModelServer, Reply
+from stepfleet.worker.testing.scenario import Fault, Reply
+from stepfleet.worker.testing.server import ModelServer
 
 CONFIG = AgentConfig(name="solver", model="openai:tiny")
 KEY = "sk-of-this-test-0123456789"

@@ -4,7 +4,7 @@ import pytest
 from support.runs.agent_records import a_state
 
 from stepfleet.orchestrator import AgentConfig, ConfigurationError, UsageStats
-from stepfleet.orchestrator.client.control.resumable import changes_of, ensure_resumable
+from stepfleet.orchestrator.client.control import changes_of, ensure_resumable
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ CORE = (
     "stepfleet.orchestrator.agents.agent",
     "stepfleet.orchestrator.memory",
     "stepfleet.orchestrator.protocol.serialization",
-    "stepfleet.orchestrator.client.checkpoints.record",
+    "stepfleet.orchestrator.client.checkpoints",
     "stepfleet.orchestrator.client.rendering",
 )
 PACKAGE = ROOT / "deploy" / "package" / "stepfleet"

@@ -42,7 +42,7 @@ EXTRAS_OF_ROOMS = {
     "orchestrator/dashboard": {"flower"},
     "orchestrator/models/pricing/loading.py": {"worker"},
     "orchestrator/models/signing.py": {"bedrock"},
-    "orchestrator/store/embedded/binary.py": {"local"},
+    "orchestrator/store/embedded/server.py": {"local"},
 }
 
 

@@ -15,7 +15,7 @@ from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.agents.recall import RedisNotes
 from stepfleet.orchestrator.redis_client.urls import usable_broker, usable_url
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
-from stepfleet.orchestrator.store.opening.opening import celery_app
+from stepfleet.orchestrator.store.dispatch import celery_app
 
 SPECIAL = [f":xylo{sign}phone@h/0" for sign in "#?/"] + [
     ":xy/lo@phone@h",

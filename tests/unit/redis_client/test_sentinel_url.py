@@ -6,8 +6,8 @@ from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.redis_client.sentinel import elected
 from stepfleet.orchestrator.redis_client.urls import is_sentinel, parse_sentinel
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.opening.brokers import kombu_conf, kombu_url
-from stepfleet.orchestrator.store.opening.opening import client_app, place_of
+from stepfleet.orchestrator.store.dispatch import client_app, kombu_conf, kombu_url
+from stepfleet.orchestrator.store.store import place_of
 from stepfleet.worker.engine.transport import batch_url
 
 URL = "sentinel://us%40er:p%2Fw@h1:26380,[::1]:2,h3/my%20master/3"

@@ -1,7 +1,6 @@
 from stepfleet.orchestrator.store.fleet import checks
 from stepfleet.orchestrator.store.fleet.checks import State
-from stepfleet.orchestrator.store.fleet.cluster_facts import ClusterFacts
-from stepfleet.orchestrator.store.fleet.health import worst_of
+from stepfleet.orchestrator.store.fleet.servers import ClusterFacts, worst_of
 
 SOUND = ClusterFacts(sound=True, masters=3, replicas=3, shards=(6, 5, 5))
 

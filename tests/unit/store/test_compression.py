@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfleet.orchestrator.errors import SerializationError
-from stepfleet.orchestrator.store.records import compression
-from stepfleet.orchestrator.store.records.compression import LARGEST, packed, unpacked
+from stepfleet.orchestrator.store import compression
+from stepfleet.orchestrator.store.compression import LARGEST, packed, unpacked
 
 STEP = orjson.dumps(
     {

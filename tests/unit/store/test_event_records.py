@@ -7,7 +7,7 @@ import pytest
 
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
-from stepfleet.orchestrator.store.records.events import load_events, stored_events
+from stepfleet.orchestrator.store.codec import load_events, stored_events
 
 AT = datetime(2026, 3, 1, 12, 0, 0, 5000, UTC)
 

@@ -3,17 +3,17 @@ from datetime import UTC, datetime, timedelta
 
 from stepfleet.orchestrator import Ask
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleView
-from stepfleet.orchestrator.store.admission.lines import LimitState
 from stepfleet.orchestrator.store.fleet import checks
 from stepfleet.orchestrator.store.fleet.checks import State
-from stepfleet.orchestrator.store.fleet.health import (
+from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
+from stepfleet.orchestrator.store.fleet.servers import (
+    RedisFacts,
     ServerFacts,
     health_findings,
     version_of,
     warnings,
 )
-from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
-from stepfleet.orchestrator.store.fleet.redis_facts import RedisFacts
+from stepfleet.orchestrator.store.limits import LimitState
 
 SOUND = ServerFacts("7.0.15", append_only=True, eviction="noeviction")
 STORE = RedisFacts(SOUND, shards=16, quarantined=0)

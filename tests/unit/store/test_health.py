@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from stepfleet.orchestrator.store.fleet.health import ServerFacts, health_findings, worst_of
+from stepfleet.orchestrator.store.fleet.servers import ServerFacts, health_findings, worst_of
 
 SOUND = {"used_memory": 50, "maxmemory": 0, "aof_last_write_status": "ok"}
 

@@ -3,7 +3,7 @@
 import pytest
 
 from stepfleet.orchestrator import Limit
-from stepfleet.orchestrator.store.admission.limit_use import use_of
+from stepfleet.orchestrator.store.limits import use_of
 
 RATE = "requests_per_minute"
 

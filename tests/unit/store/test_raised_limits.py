@@ -7,8 +7,8 @@ from support.runs.agent_records import a_busy_state, an_info
 
 from stepfleet.orchestrator import AgentConfig, UsageStats
 from stepfleet.orchestrator.agents.agent import criteria_without_code
-from stepfleet.orchestrator.client.control.resumable import ensure_resumable
-from stepfleet.orchestrator.store.runs.failed import failed_run
+from stepfleet.orchestrator.client.control import ensure_resumable
+from stepfleet.orchestrator.store.runs.reading import failed_run
 
 CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, float]]] = {
     "steps": ("steps_limit", {"max_steps": 3}, {}, {"max_steps": 6}),

@@ -3,8 +3,7 @@ from typing import Any
 import redis
 from redis.exceptions import ResponseError
 
-from stepfleet.orchestrator.store.fleet import cluster_facts
-from stepfleet.orchestrator.store.fleet.redis_facts import infos
+from stepfleet.orchestrator.store.fleet.servers import infos, infos_of_masters
 
 SECTIONS = {"server": {"redis_version": "6.2.14"}, "memory": {"maxmemory_policy": "noeviction"}}
 BOTH = {"redis_version": "6.2.14", "maxmemory_policy": "noeviction"}
@@ -29,4 +28,4 @@ def test_facts_are_read_of_a_server_before_redis_7() -> None:
 
 
 def test_facts_are_read_of_masters_before_redis_7() -> None:
-    assert cluster_facts.infos(BeforeRedis7(), *SECTIONS) == [BOTH, BOTH]
+    assert infos_of_masters(BeforeRedis7(), *SECTIONS) == [BOTH, BOTH]

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepfleet.orchestrator.store.records.codec import EPOCH, in_milliseconds, milliseconds, moment
+from stepfleet.orchestrator.store.codec import EPOCH, in_milliseconds, milliseconds, moment
 
 
 @pytest.mark.parametrize("micros", [0, 499, 500, 999])

@@ -45,18 +45,18 @@ from stepfleet.orchestrator.records.memory_window import Remembered, Summary
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.usage import UsageStats
-from stepfleet.orchestrator.store.admission.calls import (
+from stepfleet.orchestrator.store.admission import (
     GRANTED,
     WAITS,
     Grant,
+    GrantRequest,
     Operation,
-    Request,
     charging,
     losing,
     refunding,
     settling,
 )
-from stepfleet.orchestrator.store.admission.limit_use import short_of
+from stepfleet.orchestrator.store.limits import short_of
 from stepfleet.orchestrator.store.runs.steps import StepStore
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.ports import StepContext
@@ -144,7 +144,7 @@ class AdmittedSteps:
         return refunding(hint, grant.key)
 
     async def _admitted(
-        self, claim: Claim, request: Request, grant: Grant | None
+        self, claim: Claim, request: GrantRequest, grant: Grant | None
     ) -> Claim | Refusal:
         gate, hint = self._gate, claim.hint
         if claim.losses.paid and gate.has_budgets:
@@ -317,7 +317,7 @@ class AdmittedSteps:
 
     # ------------------------------------------------------------------ grants
 
-    async def _put_back(self, claim: Claim, request: Request) -> Claim | Refusal:
+    async def _put_back(self, claim: Claim, request: GrantRequest) -> Claim | Refusal:
         """Release a step without a grant, and have it wait. A cancelled one goes on, to its end."""
         released = _RELEASED(claim.state)
         if claim.unpriced and self._gate.counts_tokens:
@@ -352,13 +352,13 @@ class AdmittedSteps:
             await self._wait(request, "ask")
         return done
 
-    async def _wait(self, request: Request, op: str) -> None:
+    async def _wait(self, request: GrantRequest, op: str) -> None:
         """Request a grant for a step that nobody holds: it is dispatched with it, now or later."""
         if await self._gate.call(request.operation(op)) == WAITS:
             self._gate.crash("limits-requested")
             await self._store.shelve(request.hint)
 
-    def _expected(self, claim: Claim, verdict: Verdict) -> Request | None:
+    def _expected(self, claim: Claim, verdict: Verdict) -> GrantRequest | None:
         """Return the request of the following step, which is expected to take as much as this.
 
         Whatever goes wrong with it, the step is committed: the next one asks for itself.
@@ -378,7 +378,7 @@ class AdmittedSteps:
             log.exception("a call of run %s is charged as it was expected", claim.run_id)
             return [settling(claim.hint)]
 
-    def _following(self, claim: Claim, verdict: Verdict) -> Request | None:
+    def _following(self, claim: Claim, verdict: Verdict) -> GrantRequest | None:
         """Return the request of the step after that verdict; None where none follows at once."""
         if verdict.refused:
             request, _ = self._request(claim)
@@ -407,7 +407,7 @@ class AdmittedSteps:
         cached: int = 0,
         state: AgentState | None = None,
         model: str = "",
-    ) -> tuple[Request | None, Exhausted | None]:
+    ) -> tuple[GrantRequest | None, Exhausted | None]:
         """Return the request for a step's grant, None where no limit applies to it.
 
         And the budget of the run that ends it, if there is one. `model` is that of the agent's
@@ -451,7 +451,9 @@ class AdmittedSteps:
         whose = (hint or claim.hint, config.name, claim.tenant or "")
         is_new = claim.losses.new and not claim.losses.uncalled
         crashes, lost = (0, False) if hint else (claim.losses.paid, is_new and not of)
-        return Request(*whose, names, amounts, is_first, crashes, lost, claim.priority, of), None
+        return GrantRequest(
+            *whose, names, amounts, is_first, crashes, lost, claim.priority, of
+        ), None
 
     def _estimated(self, claim: Claim, model: str, prompt: int, output: int) -> Spending:
         """Return what a call of so large a prompt and so large an answer spends."""

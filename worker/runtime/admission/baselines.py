@@ -5,8 +5,8 @@ from typing import Any
 
 from stepfleet.orchestrator.limits.budgets import Spending
 from stepfleet.orchestrator.records.ledger import CallState, LedgerRow
-from stepfleet.orchestrator.store.admission.calls import Operation, basing
-from stepfleet.orchestrator.store.model_calls.ledger import EPOCH, Ledger
+from stepfleet.orchestrator.store.admission import Operation, basing
+from stepfleet.orchestrator.store.ledger import EPOCH, Ledger
 
 
 class Baselines:

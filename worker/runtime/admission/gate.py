@@ -25,21 +25,17 @@ from stepfleet.orchestrator.limits.limit import (
 )
 from stepfleet.orchestrator.models.rate_headers import standings
 from stepfleet.orchestrator.protocol.claim import Work
-from stepfleet.orchestrator.store.admission.calls import (
+from stepfleet.orchestrator.store.admission import (
     FAILED,
     PAUSED,
-    AdmissionCalls,
-    Answer,
+    AdmissionReply,
+    GrantRequest,
     Operation,
-    Request,
     throttling,
 )
-from stepfleet.orchestrator.store.admission.limit_settings import LimitSettings
-from stepfleet.orchestrator.store.model_calls.ledger import Ledger
-from stepfleet.orchestrator.store.opening.opening import OpenStore
+from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.runtime.admission.baselines import Baselines
 from stepfleet.worker.runtime.admission.learning import Learning
-from stepfleet.worker.runtime.crash_points import Visit, unharmed
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +69,9 @@ class UsedGrant:
 class Gate:
     """Requests grants, and knows which of them this process uses."""
 
-    def __init__(self, opened: OpenStore, caller: str, crash: Visit = unharmed) -> None:
-        given = (opened.connection, opened.keys)
-        self.calls = AdmissionCalls(*given, caller, opened.settings.lease)
-        self.settings = LimitSettings(*given)
+    def __init__(self, opened: Store, caller: str) -> None:
+        self.calls = opened.admission(caller)
+        self.settings = opened.limits
         self.limits: Mapping[str, Limit] = {}
         self.version = ""
         self.waiting = 0
@@ -95,10 +90,10 @@ class Gate:
         """Whether runs wait that nobody has looked after."""
         self.wiped = False
         """Whether the limits that this process knows are gone from Redis."""
-        self.crash = crash
+        self.crash = opened.crash
         self.learning = Learning(time.monotonic)
         self._reloading: asyncio.Task[None] | None = None
-        self._baselines = Baselines(Ledger(*given), opened.settings.ledger_days)
+        self._baselines = Baselines(opened.ledger, opened.settings.ledger_days)
         self._pauses: dict[str, asyncio.Future[str]] = {}
         self._looked_for: dict[str, asyncio.Task[None]] = {}
         self._dispatch = opened.dispatch
@@ -184,7 +179,7 @@ class Gate:
                 return await asyncio.shield(pause) == PAUSED
         return False
 
-    def use(self, request: Request, model: str, key: str = "") -> UsedGrant:
+    def use(self, request: GrantRequest, model: str, key: str = "") -> UsedGrant:
         """Note a grant that is used here: it is renewed."""
         spending = request.amounts.spending or NOTHING
         key = key or request.key
@@ -306,7 +301,7 @@ class Gate:
             log.log(level, "admitted steps wait for the broker: %s", error)
             self._unsent.update(admitted)
 
-    async def _apply(self, answer: Answer) -> None:
+    async def _apply(self, answer: AdmissionReply) -> None:
         self.waiting = answer.waiting
         if answer.missing and (operations := self._baselines.wanted(answer.missing)):
             self._keep(asyncio.create_task(self._bring(operations)))

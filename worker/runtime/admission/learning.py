@@ -12,7 +12,7 @@ from typing import Any
 from stepfleet.orchestrator.limits.estimates import AgentEstimates
 from stepfleet.orchestrator.models.rate_headers import Standing
 from stepfleet.orchestrator.protocol.claim import Work
-from stepfleet.orchestrator.store.admission.calls import Operation
+from stepfleet.orchestrator.store.admission import Operation
 
 AT_ONCE, PER_SECOND, PER_ANSWER = 32, 200.0, 4
 """Calls of all workers at the beginning; by time, linear and squared: a thousand after 1.8 s; and

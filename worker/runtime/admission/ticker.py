@@ -10,9 +10,8 @@ import random
 import time
 
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.admission.calls import DONE, TICK, refunding, renewing
-from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.runs.steps import StepStore
+from stepfleet.orchestrator.store.admission import DONE, TICK, refunding, renewing
+from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
 from stepfleet.worker.runtime.admission.gate import ERRORS, Gate
@@ -36,9 +35,9 @@ class Ticker:
     The limits of the settings are in `opened`.
     """
 
-    def __init__(self, opened: OpenStore, store: StepStore, gate: Gate, leases: Leases) -> None:
+    def __init__(self, opened: Store, gate: Gate, leases: Leases) -> None:
         self._opened = opened
-        self._store = store
+        self._store = opened.steps
         self._gate = gate
         self._leases = leases
         self._configured = opened.settings.limits

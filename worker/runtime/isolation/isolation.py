@@ -9,7 +9,7 @@ from functools import partial
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Stance, Suspect
-from stepfleet.orchestrator.store.runs.isolation_marks import IsolationMarks
+from stepfleet.orchestrator.store.runs.steps import IsolationMarks
 from stepfleet.worker.leases.lease import Lease, Renew
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses, Job, Outcome

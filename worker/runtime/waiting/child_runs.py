@@ -14,15 +14,10 @@ from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.calls.answers import Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.configs import Configs
-from stepfleet.orchestrator.store.opening.opening import OpenStore
 from stepfleet.orchestrator.store.runs.control import PAUSED_BY
-from stepfleet.orchestrator.store.runs.links import Links
-from stepfleet.orchestrator.store.runs.reading import Runs
-from stepfleet.orchestrator.store.runs.steps import StepStore
-from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
+from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.ports import AgentCode
-from stepfleet.worker.runtime.crash_points import Visit, unharmed
 from stepfleet.worker.runtime.waiting.attending import LOOK_AGAIN
 from stepfleet.worker.runtime.waiting.links import LinkedRuns, run_end
 
@@ -33,18 +28,10 @@ SOON = 5.0
 class ChildRuns:
     """Looks after calls that are runs. Doing it twice makes one run: its id is the call's key."""
 
-    def __init__(self, opened: OpenStore, store: StepStore, crash: Visit = unharmed) -> None:
-        settings = opened.settings
-        given = (opened.connection, opened.keys)
-        grace = settings.grace
+    def __init__(self, opened: Store) -> None:
         self._opened = opened
-        self._crash = crash
-        self._calls = store.calls
-        self._configs: Configs = opened.configs
-        self._runs = Runs(*given, opened.configs)
-        self._links = Links(*given)
-        self.linked = LinkedRuns(opened, store, crash)
-        self._submission = Submission(*given, opened.dispatch, grace=grace)
+        self._runs, self._links = opened.runs, opened.links
+        self.linked = LinkedRuns(opened)
 
     async def attend(self, taken: TakenCall, agent: AgentCode) -> float:
         """Start the run of a call, or see to it; returns as `Attend` does.
@@ -62,9 +49,9 @@ class ChildRuns:
             run = await self._new(taken, tool)
         except (ConfigurationError, ToolArgumentsError) as error:
             return await self._refuse(taken, tool.config.name, str(error))
-        if await self._submission.create(run):
-            self._crash("run-started")
-            await self._submission.publish([run])
+        if await self._opened.submission.create(run):
+            self._opened.crash("run-started")
+            await self._opened.submission.publish([run])
         await self._follow_caller(taken)
         return LOOK_AGAIN
 
@@ -79,7 +66,7 @@ class ChildRuns:
         return NewRun(
             run_id=taken.key,
             agent=config.name,
-            config=await self._configs.save(config),
+            config=await self._opened.configs.save(config),
             messages=input_of(tool.input_of(arguments), "input", config.prompt),
             max_steps=config.max_steps,
             model=config.model,
@@ -139,7 +126,7 @@ class ChildRuns:
 
     async def _answer(self, taken: TakenCall, end: RunEnd) -> float:
         answer = Answer(run=end)
-        await self._calls.answer(taken.hint, taken.key, answer, taken.config.name)
+        await self._opened.calls.answer(taken.hint, taken.key, answer, taken.config.name)
         return LOOK_AGAIN
 
     async def _header(self, run_id: str) -> dict[str, str]:

@@ -16,20 +16,18 @@ from stepfleet.orchestrator.records.batch import is_stalled
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
-from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.opening.opening import OpenStore
-from stepfleet.orchestrator.store.records.codec import Fields
-from stepfleet.orchestrator.store.records.compression import unpacked
-from stepfleet.orchestrator.store.runs.dependents import (
+from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.codec import Fields
+from stepfleet.orchestrator.store.compression import unpacked
+from stepfleet.orchestrator.store.runs.links import (
     ENDED,
     FULL,
     GONE,
     PAGE,
     Dependent,
-    Dependents,
 )
-from stepfleet.orchestrator.store.runs.reading import EndedRuns
 from stepfleet.orchestrator.store.runs.steps import ending
+from stepfleet.orchestrator.store.store import Store
 
 LOOK_AGAIN = 3600.0
 """Seconds after which a run is looked at that waits still: the end of another may be lost."""
@@ -46,12 +44,10 @@ _FIELDS = ("status", "slim", "line", "stop_reason", "error")
 class DependentRuns:
     """Lets runs begin when the runs before them have ended."""
 
-    def __init__(self, opened: OpenStore) -> None:
-        settings, given = opened.settings, (opened.connection, opened.keys)
+    def __init__(self, opened: Store) -> None:
         self._opened = opened
-        self._ended = EndedRuns(*given)
-        self._batches = Batches(*given, retention=settings.retention)
-        self.waiting = Dependents(*given, opened.dispatch, settings.grace)
+        self._batches = opened.batches
+        self.waiting = opened.dependents
 
     async def attend(self, run_id: str) -> None:
         """Follow what a run waits for; let it begin, or end, where all of them have ended.
@@ -138,7 +134,7 @@ class DependentRuns:
         found: dict[str, Before | None] = {}
         for at in range(0, len(runs), PAGE):
             page = runs[at : at + PAGE]
-            headers = await self._ended.headers(page, _FIELDS)
+            headers = await self._opened.runs.headers(page, _FIELDS)
             for run, header in zip(page, headers, strict=True):
                 found[run] = await asyncio.to_thread(_before, run, header)
         return found

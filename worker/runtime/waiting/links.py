@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from pydantic_core import to_jsonable_python
 
-from stepfleet.orchestrator.client.control.control import RunControl
+from stepfleet.orchestrator.client.control import RunControl
 from stepfleet.orchestrator.errors import (
     AgentException,
     ConfigurationError,
@@ -18,14 +18,11 @@ from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.calls.answers import LONGEST_OUTPUT, Answer, RunEnd
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.opening.opening import OpenStore, client_app
+from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.orchestrator.store.pace import in_groups
-from stepfleet.orchestrator.store.runs.control import Control, ControlOutcome, ControlResult
-from stepfleet.orchestrator.store.runs.dependents import BEGINNING
-from stepfleet.orchestrator.store.runs.links import Links, Owed
-from stepfleet.orchestrator.store.runs.reading import Runs
-from stepfleet.orchestrator.store.runs.steps import StepStore
-from stepfleet.worker.runtime.crash_points import Visit, unharmed
+from stepfleet.orchestrator.store.runs.control import ControlOutcome, ControlResult
+from stepfleet.orchestrator.store.runs.links import BEGINNING, Owed
+from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.runtime.waiting.dependents import DependentRuns
 
 log = logging.getLogger(__name__)
@@ -37,19 +34,12 @@ _CALLER = ("agent", "config", "overrides")
 class LinkedRuns:
     """Settles what runs owe to others. What a dead worker has done of it is done again."""
 
-    def __init__(self, opened: OpenStore, store: StepStore, crash: Visit = unharmed) -> None:
-        settings = opened.settings
-        given = (opened.connection, opened.keys)
+    def __init__(self, opened: Store) -> None:
         self._opened = opened
-        self._crash = crash
-        self._calls = store.calls
-        self._links = Links(*given)
-        self._runs = Runs(*given, opened.configs)
-        self._control = Control(
-            *given, opened.dispatch, grace=settings.grace, retention=settings.retention
-        )
+        self._links, self._runs = opened.links, opened.runs
+        self._control = opened.control
         self.dependents = DependentRuns(opened)
-        self.control = RunControl(self._runs, self._control, client_app(settings))
+        self.control = RunControl(opened, client_app(opened.settings))
 
     async def settle(self, run_id: str) -> None:
         """Send the run's end, and the request to it, to whom they concern.
@@ -61,9 +51,9 @@ class LinkedRuns:
             if owed.request and not await self._pass_on(run_id, owed, owed.request):
                 owed = replace(owed, request=None)  # the rescuer has it done again
             if owed.calls:
-                self._crash("end-owed")
+                self._opened.crash("end-owed")
                 await self._answer(run_id, owed.calls)
-                self._crash("end-sent")
+                self._opened.crash("end-sent")
             left = await self._links.settled(run_id, owed)
             if not owed.calls or not left:
                 return
@@ -131,7 +121,7 @@ class LinkedRuns:
         except SerializationError:  # of another version, which reads on as it can
             most = LONGEST_OUTPUT
         answer = Answer(run=run_end(result, most))
-        await self._calls.answer(call, result.run_id, answer, caller["agent"])
+        await self._opened.calls.answer(call, result.run_id, answer, caller["agent"])
 
     async def _pass_on(self, run_id: str, owed: Owed, request: Want) -> bool:
         """Pass a request on; return false where a worker may be starting one of these runs."""

@@ -4,7 +4,7 @@ import pytest
 from support.runs.seen_steps import a_claim
 
 from stepfleet.orchestrator import ContinuationCriteria, LLMResponse
-from stepfleet.orchestrator.client.checkpoints.capture import cost_calls
+from stepfleet.orchestrator.client.copies import cost_calls
 from stepfleet.orchestrator.protocol.attempt import Answered, Span
 from stepfleet.orchestrator.protocol.verdict import Facts, decide
 

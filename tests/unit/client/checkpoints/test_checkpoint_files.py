@@ -19,8 +19,8 @@ from stepfleet.orchestrator import (
     load_checkpoint,
     save_checkpoint,
 )
-from stepfleet.orchestrator.client.checkpoints import files
-from stepfleet.orchestrator.client.checkpoints.record import CheckpointStep
+from stepfleet.orchestrator.client import checkpoints as files
+from stepfleet.orchestrator.client.checkpoints import CheckpointStep
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.records.state import StateInfo
 

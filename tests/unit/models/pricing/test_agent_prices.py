@@ -15,7 +15,7 @@ from stepfleet.orchestrator import (
     builder_of,
 )
 from stepfleet.orchestrator.agents.config import stored_overrides
-from stepfleet.orchestrator.client.checkpoints.restore import of_agent
+from stepfleet.orchestrator.client.copies import of_agent
 from stepfleet.orchestrator.models.pricing import Price, stated_cost
 
 MILLION = UsageStats(prompt_tokens=1_000_000, completion_tokens=1_000_000)

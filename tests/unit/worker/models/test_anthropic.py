@@ -24,7 +24,8 @@ from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.models.pricing import Price
 from stepfleet.orchestrator.records.responses import OutputFormat
 from stepfleet.worker.models.anthropic import StreamedMessage, parse_message, request_body, usage_of
-from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
 SIGNED = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}

@@ -32,7 +32,8 @@ from stepfleet.worker.models.bedrock.converse import (
     usage_of,
 )
 from stepfleet.worker.models.bedrock.request import request_body
-from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 CLAUDE = "us.anthropic.claude-sonnet-4-5-20250929-v1:0"
 NOVA, GPT, LLAMA = "amazon.nova-2-lite-v1:0", "openai.gpt-oss-120b-1:0", "meta.llama3-3-70b"

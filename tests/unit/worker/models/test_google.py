@@ -21,7 +21,8 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.errors import ModelError
 from stepfleet.orchestrator.records.responses import OutputFormat
 from stepfleet.worker.models.google import StreamedContent, parse_content, request_body, usage_of
-from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
 

@@ -28,7 +28,8 @@ from stepfleet.worker.models.responses import (
     request_body,
     usage_of,
 )
-from stepfleet.worker.testing import ModelServer, Reply, ToolCallReply
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 CLOSED = {
     "type": "object",

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stepfleet.orchestrator.store.fleet.figures import FleetFigures
+from stepfleet.orchestrator.store.fleet.overview import FleetFigures
 from stepfleet.worker.telemetry import instrumentation
 
 

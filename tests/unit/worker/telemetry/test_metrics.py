@@ -11,8 +11,8 @@ from support.servers.redis_servers import listener
 from stepfleet.orchestrator import ErrorInfo, ErrorType, StopReason
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.store.admission.lines import LimitState
-from stepfleet.orchestrator.store.fleet.figures import FleetFigures
+from stepfleet.orchestrator.store.fleet.overview import FleetFigures
+from stepfleet.orchestrator.store.limits import LimitState
 from stepfleet.worker.telemetry import metrics as module
 from stepfleet.worker.telemetry.metrics import Metrics
 from stepfleet.worker.telemetry.observations import CANCELLED, RefusalObservation

@@ -11,7 +11,11 @@ import aiohttp
 import pytest
 
 from stepfleet.orchestrator import calculator
-from stepfleet.worker.testing import ModelServer, Reply, RequestLog, RequestRecord, load_rules
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.rules import load_rules
+from stepfleet.worker.testing.scenario import Reply
+from stepfleet.worker.testing.server import ModelServer
+from stepfleet.worker.testing.service import RequestLog
 
 FOLDER = Path(__file__).parents[4] / "examples" / "arithmetic"
 COUNT = 2000

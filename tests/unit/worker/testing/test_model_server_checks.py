@@ -3,8 +3,10 @@ from typing import Any
 import httpx
 import pytest
 
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
 from stepfleet.worker.testing.openai.conversation import call_id, violation_in
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 SYSTEM = {"role": "system", "content": "be brief"}
 USER = {"role": "user", "content": "hi"}

@@ -13,7 +13,8 @@ import orjson
 import pytest
 from support.deadlines import until, wait_until
 
-from stepfleet.worker.testing import Fault, FaultKind, Faults, Latency, ModelServer, Planned, Reply
+from stepfleet.worker.testing.scenario import Fault, FaultKind, Faults, Latency, Planned, Reply
+from stepfleet.worker.testing.server import ModelServer
 
 TEXT = "a text that is long enough to be cut in the middle"
 

@@ -13,8 +13,10 @@ import orjson
 import pytest
 from support.deadlines import wait_until
 
-from stepfleet.worker.testing import ModelServer, RateLimit, Reply, RequestLog, Usage
-from stepfleet.worker.testing.rate_limits import RateLimiter
+from stepfleet.worker.testing.rate_limits import RateLimit, RateLimiter
+from stepfleet.worker.testing.scenario import Reply, Usage
+from stepfleet.worker.testing.server import ModelServer
+from stepfleet.worker.testing.service import RequestLog
 
 SPENT = Usage(prompt_tokens=90, completion_tokens=10)
 BODIES: dict[str, dict[str, Any]] = {

@@ -5,8 +5,10 @@ import httpx
 import orjson
 from support.deadlines import wait_until
 
-from stepfleet.worker.testing import ModelServer, RequestLog, Usage
-from stepfleet.worker.testing import Reply as Said
+from stepfleet.worker.testing.scenario import Reply as Said
+from stepfleet.worker.testing.scenario import Usage
+from stepfleet.worker.testing.server import ModelServer
+from stepfleet.worker.testing.service import RequestLog
 
 
 def post(server: ModelServer, question: str = "hi", **headers: str) -> httpx.Response:

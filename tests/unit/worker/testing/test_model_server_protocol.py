@@ -7,7 +7,9 @@ import pytest
 
 from stepfleet.orchestrator import Message, ModelRequest, ModelSettings, ToolSpec
 from stepfleet.worker.models import Models
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply, Usage
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply, Usage
+from stepfleet.worker.testing.server import ModelServer
 
 TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
 

@@ -10,7 +10,9 @@ import httpx
 import orjson
 import pytest
 
-from stepfleet.worker.testing import ModelServer, Reply, RequestRecord, ToolCallReply
+from stepfleet.worker.testing.openai.requests import RequestRecord
+from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.server import ModelServer
 
 SCHEMA = {"type": "object", "properties": {}}
 Body = dict[str, Any]

@@ -7,7 +7,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from stepfleet.worker.testing import ModelServer, load_rules
+from stepfleet.worker.testing.rules import load_rules
+from stepfleet.worker.testing.server import ModelServer
 
 FOLDER = Path(__file__).parents[4] / "examples" / "research"
 QUESTIONS = [json.loads(line) for line in (FOLDER / "questions.jsonl").read_text().splitlines()]

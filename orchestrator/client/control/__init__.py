@@ -1,1 +1,0 @@
-"""What users request of runs: cancel, pause, resume, retry, and under which limits."""

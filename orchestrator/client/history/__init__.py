@@ -1,1 +1,0 @@
-"""What a client does with a run's past: rewind, fork, compare."""

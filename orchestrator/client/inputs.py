@@ -1,0 +1,280 @@
+"""The input of a run: text, a conversation, or the result of another run. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+from uuid import UUID
+
+from stepfleet.orchestrator.agents.agent import Agent
+from stepfleet.orchestrator.agents.config import RunOverrides
+from stepfleet.orchestrator.agents.prompt import worded
+from stepfleet.orchestrator.batches.files.lines import (
+    INPUT_LIMIT,
+    AfterFailed,
+    RowRules,
+    check_before,
+    input_of,
+    parse_after_failed,
+    parse_input,
+    parse_metadata,
+    parse_tenant,
+    stored_form,
+)
+from stepfleet.orchestrator.batches.files.source import Given, InputFormat
+from stepfleet.orchestrator.batches.submit import BatchOrder
+from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.limits.limit import BATCH, RUN, Limit, own_limit, priority_of
+from stepfleet.orchestrator.protocol.fold import (
+    COUNT,
+    OUTPUT,
+    OUTPUTS,
+    check_data,
+    check_places,
+    places_of,
+)
+from stepfleet.orchestrator.records import exact_json
+from stepfleet.orchestrator.records.calls.answers import After
+from stepfleet.orchestrator.records.conversation.messages import Message
+from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
+from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
+from stepfleet.orchestrator.store.batches.batches import run_id_for
+from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
+
+LONGEST_DELAY = 366 * 24 * 3600
+Priority = Literal["high", "normal", "low"]
+Input = str | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any] | AgentRunResult
+One = str | AgentRunResult
+AfterRuns = One | Sequence[One] | Mapping[str, One]
+
+
+class SubmitOptions(RunOverrides, total=False):
+    """The options of `submit`."""
+
+    run_id: UUID | str | None
+    idempotency_key: str | None
+    metadata: Mapping[str, Any] | None
+    delay: float
+    parent: UUID | str | None
+    tenant: str | None
+    priority: Priority | None
+    limit: Limit | Mapping[str, Any] | None
+    after: AfterRuns | None
+    after_failed: AfterFailed
+
+
+class BatchOptions(RunOverrides, total=False):
+    """The options of `submit_batch` for the form of its source, and changes of all its runs."""
+
+    input_field: str | None
+    id_field: str | None
+    input_format: InputFormat | None
+    only_new: bool
+    tenant: str | None
+    priority: Priority | None
+    limit: Limit | Mapping[str, Any] | None
+    after: One | Sequence[One] | None
+
+
+class RunOptions(SubmitOptions, total=False):
+    """The options of `run`: those of `submit`, and a timeout in seconds."""
+
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """What `submit` is given of a run beside its input and its agent, checked."""
+
+    run_id: UUID | str | None
+    metadata: dict[str, Any]
+    delay: float
+    parent: UUID | str | None
+    tenant: str | None
+    priority: int
+    limit: Limit | None = None
+    after: After | None = None
+
+
+def placed(
+    options: Mapping[str, Any], given: Input | None = None
+) -> tuple[RunPlace, dict[str, Any]]:
+    """Return the options of `submit` for that input, and what is left: the run's overrides.
+
+    Raises `ConfigurationError` that names field and fix.
+    """
+    overrides = dict(options)
+    delay, metadata = overrides.pop("delay", 0.0), overrides.pop("metadata", None)
+    if not 0 <= delay <= LONGEST_DELAY:
+        msg = f"delay is {delay}; write seconds from 0 to {LONGEST_DELAY:,}"
+        raise ConfigurationError(msg)
+    after = after_of(overrides.pop("after", None), overrides.pop("after_failed", "stop"), given)
+    if after and delay:
+        raise ConfigurationError("field 'delay': a run begins after others, or after a delay")
+    place = RunPlace(
+        run_id=_run_id(overrides.pop("run_id", None), overrides.pop("idempotency_key", None)),
+        metadata=parse_metadata(dict(metadata) if metadata else None),
+        delay=delay,
+        parent=overrides.pop("parent", None),
+        tenant=parse_tenant(overrides.pop("tenant", None)),
+        priority=priority_of(overrides.pop("priority", None)),
+        limit=own_limit(RUN, overrides.pop("limit", None)),
+        after=after,
+    )
+    return place, overrides
+
+
+def _run_id(run_id: Any, key: Any) -> Any:
+    """Return the id of a run: as it is given, or made of an idempotency key."""
+    if key is None:
+        return run_id
+    if run_id is not None:
+        raise ConfigurationError("run_id and idempotency_key both name the run; give one of them")
+    return run_id_for(_checked_key(key))
+
+
+def _checked_key(key: Any) -> str:
+    if not isinstance(key, str) or not key.strip():
+        raise ConfigurationError(f"idempotency_key is {key!r:.100}; write text, such as an order's")
+    return key
+
+
+def batch_order(
+    source: Given,
+    agent: Agent | str | None,
+    agents: Mapping[str, Agent] | None,
+    options: Mapping[str, Any],
+    **given: Any,
+) -> BatchOrder:
+    """Return the order of a batch with `BatchOptions`; `given` are further fields of the order.
+
+    Raises `ConfigurationError` that names field and fix.
+    """
+    if given.get("idempotency_key") is not None:
+        _checked_key(given["idempotency_key"])
+    known = {key: one.config for key, one in (agents or {}).items()}
+    if isinstance(agent, Agent):
+        known[agent.name] = agent.config
+    overrides: dict[str, Any] = dict(options)
+    return BatchOrder(
+        source=source,
+        default_agent=agent.name if isinstance(agent, Agent) else agent,
+        agents=known,
+        input_format=overrides.pop("input_format", None),
+        rules=RowRules(
+            overrides.pop("input_field", None),
+            overrides.pop("id_field", None),
+            tenant=parse_tenant(overrides.pop("tenant", None)),
+            after=ids_of(overrides.pop("after", None)),
+        ),
+        only_new=overrides.pop("only_new", False),
+        limit=own_limit(BATCH, overrides.pop("limit", None)),
+        priority=priority_of(overrides.pop("priority", None)),
+        overrides=overrides,
+        **given,
+    )
+
+
+def messages_of(given: Input, prompt: str | None = None) -> tuple[Message, ...]:
+    """Return an input as messages; a result becomes a user's message with its answer and data.
+
+    The agent's `prompt` words dicts, and text as their field `input`. Raises
+    `ConfigurationError` that names field and fix.
+    """
+    if isinstance(given, AgentRunResult):
+        return input_of(_answer(given), "input", prompt)
+    if isinstance(given, Mapping):
+        return input_of(_data(given), "input", prompt)
+    if isinstance(given, str):
+        return input_of(given, "input", prompt)
+    other: Any = given
+    if isinstance(other, Iterable) and not isinstance(other, bytes | bytearray):
+        other = [
+            one.model_dump(mode="json", exclude_defaults=True) if isinstance(one, Message) else one
+            for one in other
+        ]
+    return parse_input(other, "input")
+
+
+def origin_of(given: Input) -> RunOrigin | None:
+    """Return where an input comes from: the run whose result it is, if it is one."""
+    if isinstance(given, AgentRunResult):
+        return RunOrigin(kind=OriginKind.RESULT, run_id=given.run_id)
+    return None
+
+
+def _data(given: Mapping[str, Any]) -> Any:
+    return stored_form(dict(given), INPUT_LIMIT, "input")
+
+
+def _answer(result: AgentRunResult) -> str:
+    if result.status in (None, RunStatus.ERROR, RunStatus.CANCELLED):
+        state = result.status or result.lifecycle
+        msg = f"field 'input': run {result.run_id} is {state.value}; pass one that completed"
+        raise ConfigurationError(msg)
+    parts = [result.output] if result.output else []
+    if result.structured is not None:
+        parts.append(exact_json.text(result.structured))
+    if not parts:
+        msg = f"field 'input': run {result.run_id} has no output; pass one that has"
+        raise ConfigurationError(msg)
+    return "\n\n".join(parts)
+
+
+def after_of(runs: AfterRuns | None, failed: Any, given: Any) -> After | None:
+    """Return what a run waits for, with its input as `text` where that has places. Pure.
+
+    Raises `ConfigurationError` that names the field.
+    """
+    failed = parse_after_failed(failed)
+    if runs is None:
+        return None
+    names = _named(runs)
+    check_before(len(names))
+    if isinstance(given, Mapping):
+        check_nesting(given, "input")
+        check_data(given, places_of(names))
+    if not isinstance(given, str):
+        return After(runs=names, failed=failed)
+    check_places(given, places_of(names), required=False)
+    return After(runs=names, text=given, failed=failed)
+
+
+def ids_of(runs: One | Sequence[One] | None) -> tuple[str, ...]:
+    """Return the ids of runs that a whole batch waits for. Pure; raises as `after_of`."""
+    if runs is None:
+        return ()
+    if isinstance(runs, Mapping):
+        raise ConfigurationError(
+            "field 'after': lines have their own inputs; list runs by their ids"
+        )
+    names = _named(runs)
+    check_before(len(names))
+    return tuple(names)
+
+
+def _named(runs: AfterRuns) -> dict[str, str]:
+    if isinstance(runs, Mapping):
+        for name in runs:
+            _check_name(name)
+        return {name: _id(one) for name, one in runs.items()}
+    is_one = isinstance(runs, str | AgentRunResult) or not isinstance(runs, Iterable)
+    ids = [runs] if is_one else list(runs)
+    return {_id(one): _id(one) for one in ids}
+
+
+def _id(one: Any) -> str:
+    found = one.run_id if isinstance(one, AgentRunResult) else one
+    if not isinstance(found, str) or not 0 < len(found) <= 200:  # noqa: PLR2004 - any id of a run
+        raise ConfigurationError(f"field 'after' has {ascii(found)[:70]}; name runs by their ids")
+    return found
+
+
+def _check_name(name: Any) -> None:
+    text = ascii(name)[:70]
+    try:
+        is_place = isinstance(name, str) and worded(f"{{{name}}}", {name: "x"}) == "x"
+    except (ConfigurationError, ValueError):
+        is_place = False
+    if not is_place or name in (OUTPUT, OUTPUTS, COUNT) or name != name.strip():
+        msg = f"field 'after' has the name {text}, which is no place in an input"
+        raise ConfigurationError(f"{msg}; write a word of your own, as 'facts'")

@@ -1,0 +1,58 @@
+"""Limits of the fleet as a client sees them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from stepfleet.orchestrator.client.session import FleetSession
+from stepfleet.orchestrator.limits.limit import Limit
+from stepfleet.orchestrator.store.limits import (
+    LimitStore,
+    LimitUse,
+    LimitWait,
+)
+
+
+class AsyncFleetLimits:
+    """Limits that all workers of the fleet share: `fleet.limits`.
+
+    Changes hold for the next call; workers that had none before find the first one within seconds.
+    """
+
+    def __init__(self, session: FleetSession) -> None:
+        self._session = session
+
+    async def all(self) -> dict[str, Limit]:
+        """Return the limits by name."""
+        return (await (await self._limits()).read())[1]
+
+    async def use(self) -> list[LimitUse]:
+        """Return what is used of each limit, and how many steps wait in its line."""
+        return await (await self._limits()).use()
+
+    async def wait_of(self, run_id: str) -> LimitWait | None:
+        """Return since when the run waits for limits, and for which; None where it does not."""
+        return await (await self._limits()).wait_of(run_id)
+
+    async def set(self, name: str, /, **fields: Any) -> Limit:
+        """Change fields of a limit, and return it; None takes a field away.
+
+        `name` is that of a model (`openai:gpt-4o-mini`, `openai:*`), or `tenant:acme`, `batch:*`,
+        `agent:clerk`. Raises `ConfigurationError` that names field and fix.
+        """
+        return await (await self._limits()).change(name, fields)
+
+    async def submitted(self, run_id: str, limit: Limit) -> None:
+        """Set the budget of a new run, unless it has one; it goes after the run's end."""
+        await (await self._limits()).submitted(f"run:{run_id}", limit)
+
+    async def provide(self, limits: Mapping[str, Limit]) -> None:
+        """Set limits as a configuration does: not those that somebody has set by `set`."""
+        await (await self._limits()).provide(limits)
+
+    async def clear(self, *names: str) -> int:
+        """Remove limits, all where none is named; return how many there were."""
+        limits = await self._limits()
+        return await limits.clear(names or await limits.names())
+
+    async def _limits(self) -> LimitStore:
+        return (await self._session.store()).limits

@@ -1,1 +1,0 @@
-"""Event feeds and text chunks in Redis."""

@@ -1,0 +1,73 @@
+"""What the gateways of an open store share: its parts, and turns of its workers.
+
+Knows no gateway; `store.Store` makes them.
+"""
+
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from stepfleet.orchestrator.redis_client.connection import Connection
+from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.configs import Configs
+from stepfleet.orchestrator.store.dispatch import Dispatch
+from stepfleet.orchestrator.store.keys import Keys
+from stepfleet.orchestrator.store.lua import RunScripts, run_script
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The parts of an open store, which its gateways share.
+
+    `worker` names the worker process that has opened it; `crash` is called where tests end that.
+    """
+
+    settings: Settings
+    connection: Connection
+    keys: Keys
+    configs: Configs
+    dispatch: Dispatch
+    worker: str = ""
+    crash: Callable[[str], None] = lambda _: None
+
+
+class Gateway:
+    """Reads and writes one subject of an open store."""
+
+    def __init__(self, opened: Opened) -> None:
+        self._settings = opened.settings
+        self._connection = opened.connection
+        self._keys = opened.keys
+        self._configs = opened.configs
+        self._dispatch = opened.dispatch
+        self._crash = opened.crash
+        self._scripts = RunScripts(opened.connection, opened.keys)
+        self._pushing = RunScripts(opened.connection, opened.keys, opened.dispatch.queue_key)
+        """The scripts that may push messages."""
+
+
+class Turns:
+    """Takes turns that last `milliseconds`, as one owner."""
+
+    def __init__(self, connection: Connection, milliseconds: int) -> None:
+        self._connection = connection
+        self._milliseconds = milliseconds
+        self.token = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"
+
+    async def take(self, key: str) -> bool:
+        """Return whether it is the caller's turn from now on."""
+        return await self._run("take", key)
+
+    async def hold(self, key: str) -> bool:
+        """Keep the turn for a while more; return false where it is another's by now."""
+        return await self._run("hold", key)
+
+    async def release(self, key: str) -> None:
+        """Give the turn back, unless it is another's."""
+        await self._run("release", key)
+
+    async def _run(self, word: str, key: str) -> bool:
+        given = (word, self.token, self._milliseconds)
+        return bool(await run_script(self._connection, "turn_of", [key], *given))

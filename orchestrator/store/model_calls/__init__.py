@@ -1,1 +1,0 @@
-"""What all model calls share: the ledger, circuits of services, cached responses."""

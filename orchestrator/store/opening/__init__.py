@@ -1,1 +1,0 @@
-"""Opens a store or a broker from the settings."""

@@ -1,1 +1,0 @@
-"""Records as bytes in Redis, and back. Pure."""
