@@ -85,6 +85,7 @@ class SuspectJob:
         return {**known, "token": self.token, **more}
 
 
+@dataclass(eq=False)
 class Isolation:
     """Has suspects executed by `processes` (None: there are none).
 
@@ -92,19 +93,11 @@ class Isolation:
     wait here for their turn, under leases that are renewed, and not in a queue.
     """
 
-    def __init__(
-        self,
-        limit: int,
-        grace: float,
-        renew: Renew,
-        marks: IsolationMarks,
-        processes: "IsolatedProcesses | None",
-    ) -> None:
-        self._limit = limit
-        self._grace = grace
-        self._renew = renew
-        self._marks = marks
-        self._processes = processes
+    limit: int
+    grace: float
+    renew: Renew
+    marks: IsolationMarks
+    processes: "IsolatedProcesses | None"
 
     async def takes(self, lease: Lease, ports: Ports) -> bool:
         """Execute the work elsewhere, or delay it; False where it is to be done here.
@@ -113,38 +106,38 @@ class Isolation:
         out of reach.
         """
         work = lease.work
-        if delay := work.losses.delay(self._limit, self._grace):
+        if delay := work.losses.delay(self.limit, self.grace):
             await release(work, ports, delay)
             return True
-        found = work.losses.suspicion(self._limit)
-        if self._processes is None or found.stance is not Stance.SUSPECT:
+        found = work.losses.suspicion(self.limit)
+        if self.processes is None or found.stance is not Stance.SUSPECT:
             return False
         suspect = Suspect(found.most, found.by_tools)
         job = SuspectJob(work.hint, work.token, suspect, partial(self._died, lease))
         try:
-            outcome = await self._processes.join(job)
+            outcome = await self.processes.join(job)
         except asyncio.CancelledError as cancelled:
             by = lease.interrupted_by(cancelled)
             lease.settle()
-            begun = await self._processes.leave(job, by)
+            begun = await self.processes.leave(job, by)
             if not begun and by is not Interruption.LEASE_LOST:
-                await release(work, ports, self._grace if by.from_outside else 0.0)
+                await release(work, ports, self.grace if by.from_outside else 0.0)
             return True
         if outcome is Outcome.NO_ROOM:
-            await release(work, ports, self._grace)
+            await release(work, ports, self.grace)
         if outcome is Outcome.NOT_STARTED:
-            return not (await self._renew(lease)).ours
+            return not (await self.renew(lease)).ours
         return True
 
     async def aclose(self) -> None:
         """End all isolated processes, which hand back their work."""
-        if self._processes:
-            await self._processes.aclose()
+        if self.processes:
+            await self.processes.aclose()
 
     async def _died(self, lease: Lease, group: int) -> None:
         lease.settle()  # what is dispatched again may come to this worker
         work = lease.work
-        await self._marks.died(work.hint, work.token, group, work.config.name)
+        await self.marks.died(work.hint, work.token, group, work.config.name)
 
 
 class IsolatedProcesses:
