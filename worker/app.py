@@ -23,7 +23,7 @@ from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings, 
 from stepfleet.orchestrator.store.dispatch import celery_app
 from stepfleet.orchestrator.store.keys import QUARANTINE
 from stepfleet.worker.engine.bridge import end_home, explain_ends
-from stepfleet.worker.engine.messages import Gate
+from stepfleet.worker.engine.messages import SignatureCheck
 from stepfleet.worker.engine.other_tasks import dead_letter_receiver, give_threads, limit_tasks
 from stepfleet.worker.engine.pool import refuse_greenlet_pools
 from stepfleet.worker.engine.transport import EVENTS, batch_url
@@ -183,12 +183,12 @@ def _check_tasks(app: Celery) -> None:
                 )
 
 
-def _add_tasks(app: Celery, settings: Settings, services: Services) -> Gate | None:
+def _add_tasks(app: Celery, settings: Settings, services: Services) -> SignatureCheck | None:
     """Register the tasks; return what checks signatures, where messages are signed."""
     for name, value in settings.secrets():
         keep_secret(name, value)
     keys = settings.signing
-    gate = Gate(keys, lambda: app.amqp.queues.consume_from) if keys else None
+    gate = SignatureCheck(keys, lambda: app.amqp.queues.consume_from) if keys else None
     register(app, services, gate)
     return gate
 

@@ -16,8 +16,8 @@ from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry
 from stepfleet.worker.engine.bridge import await_
 from stepfleet.worker.engine.messages import (
-    Gate,
     Inadmissible,
+    SignatureCheck,
     check_limits,
     work_in,
 )
@@ -95,7 +95,7 @@ def show_users_code(einfo: Any) -> None:
         einfo.traceback = where or f"{raised} (no code of the agent raised it)"
 
 
-def register(app: Celery, services: Services, gate: Gate | None = None) -> None:
+def register(app: Celery, services: Services, gate: SignatureCheck | None = None) -> None:
     """Give `app` the tasks of steps and of tool calls. `gate` checks signatures."""
     logging.getLogger(TRACER_LOG).addFilter(is_worth_logging)
 

@@ -32,7 +32,7 @@ from stepfleet.orchestrator.batches.check import (
 )
 from stepfleet.orchestrator.batches.files.lines import RowRules
 from stepfleet.orchestrator.batches.files.source import BatchInput, Given, InputFormat, open_input
-from stepfleet.orchestrator.batches.plan import Draft, Plan
+from stepfleet.orchestrator.batches.plan import BatchPlan, Draft
 from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, StoreError
 from stepfleet.orchestrator.limits.limit import NORMAL, Limit
 from stepfleet.orchestrator.records.base import well_formed
@@ -259,7 +259,7 @@ class BatchSubmission:
         self,
         order: BatchOrder,
         source: BatchInput,
-        plan: Plan,
+        plan: BatchPlan,
         checked: Checked,
         earlier: Manifest,
     ) -> Submitted:
@@ -281,7 +281,9 @@ class BatchSubmission:
                 earlier = await self._complete(order, manifest, plan, drafts)
         return Submitted(earlier, checked.problems, is_new=new > 0, added=new)
 
-    async def _earlier(self, order: BatchOrder, source: BatchInput, plan: Plan) -> Manifest | None:
+    async def _earlier(
+        self, order: BatchOrder, source: BatchInput, plan: BatchPlan
+    ) -> Manifest | None:
         """Return the batch of the order's key, or the newest one of its file and agents."""
         if order.idempotency_key:
             found = await self._batches.find(id_of_keyed_batch(order.idempotency_key))
@@ -304,7 +306,7 @@ class BatchSubmission:
         self,
         order: BatchOrder,
         manifest: Manifest,
-        plan: Plan,
+        plan: BatchPlan,
         drafts: Iterator[tuple[int, Draft]],
     ) -> Manifest:
         for config in plan.configs:
@@ -334,7 +336,7 @@ class BatchSubmission:
             noting.cancel()
             await asyncio.gather(noting, return_exceptions=True)
 
-    async def _plan(self, order: BatchOrder, rules: RowRules) -> Plan:
+    async def _plan(self, order: BatchOrder, rules: RowRules) -> BatchPlan:
         """Make the plan in a thread, as its checks run in one, and look agents up from there."""
         loop = asyncio.get_running_loop()
 
@@ -342,11 +344,11 @@ class BatchSubmission:
             return asyncio.run_coroutine_threadsafe(self._configs.named(name), loop).result()
 
         return await asyncio.to_thread(
-            Plan, order.default_agent, order.agents, named, order.overrides, rules
+            BatchPlan, order.default_agent, order.agents, named, order.overrides, rules
         )
 
     async def _register(
-        self, order: BatchOrder, source: BatchInput, plan: Plan, checked: Checked
+        self, order: BatchOrder, source: BatchInput, plan: BatchPlan, checked: Checked
     ) -> Manifest:
         """Return the batch's manifest as stored; one that was completed before is sealed."""
         batch_id, found = await self._found(order, checked)

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import ADDED, Message
 from stepfleet.orchestrator.records.errors import ErrorInfo, answer_refusal
 from stepfleet.orchestrator.records.memory_window import Remembered
-from stepfleet.orchestrator.records.outcome import Answer, ContinuationOutcome
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome, RunAnswer
 from stepfleet.orchestrator.records.usage import CacheUse, Fallback, UsageStats
 
 
@@ -151,7 +151,7 @@ class Progress(Record):
 
     messages: tuple[Message, ...] = ()
     step_type: StepType | None = None
-    answer: Answer | None = None
+    answer: RunAnswer | None = None
     output: str | None = None
     strategy_state: dict[str, Any] = Field(default_factory=dict)
     strategy_append: dict[str, list[Any]] = Field(default_factory=dict)

@@ -45,7 +45,7 @@ def check_limits(request: Any) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class SignatureCheck:
     """Lets those messages through that one of `keys` signed, for one of the queues read here.
 
     What the signature does not cover (time limits, tasks to be called afterwards) must be absent.

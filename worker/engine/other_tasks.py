@@ -24,7 +24,7 @@ from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry, keep_aside
 from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.engine.bridge import PerLoop, TaskGreenlet, await_
-from stepfleet.worker.engine.messages import Gate, Inadmissible
+from stepfleet.worker.engine.messages import Inadmissible, SignatureCheck
 from stepfleet.worker.engine.transport.ack_buffer import AckBufferChannel
 
 MOST_THREADS = 200
@@ -132,7 +132,7 @@ CELERYS = "celery."
 PutAside = Callable[[Task, Inadmissible], Reject]
 
 
-def limit_tasks(app: Celery, gate: Gate | None, put_aside: PutAside) -> None:
+def limit_tasks(app: Celery, gate: SignatureCheck | None, put_aside: PutAside) -> None:
     """Keep the app's own tasks and those of its user, before a worker consumes.
 
     Celery's stay only where the user has tasks and messages are not signed. With a `gate`, each
@@ -160,7 +160,7 @@ def give_threads(app: Celery) -> None:
             give_thread(task)
 
 
-def _guard(task: Task, gate: Gate, put_aside: PutAside) -> None:
+def _guard(task: Task, gate: SignatureCheck, put_aside: PutAside) -> None:
     run = task.run
 
     @wraps(run)

@@ -65,7 +65,7 @@ class RateLimit:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RateStanding:
     """How a model and key stand to one limit: what is left, and the seconds until all is back."""
 
     limit: float
@@ -80,7 +80,7 @@ class Admission:
     `wait` is the seconds until there is room.
     """
 
-    standings: Mapping[str, Standing]
+    standings: Mapping[str, RateStanding]
     refused: str = ""
     wait: float = 0.0
 
@@ -117,10 +117,10 @@ class _Account:
         lacking = min(cost, self.limit.capacity(kind)) - self.levels[kind]
         return lacking * _MINUTE / self.limit.rates[kind] if lacking > _ROUNDED else 0.0
 
-    def standings(self) -> dict[str, Standing]:
+    def standings(self) -> dict[str, RateStanding]:
         rates = self.limit.rates
         return {
-            kind: Standing(rate, max(self.levels[kind], 0.0), self.wait(kind, math.inf))
+            kind: RateStanding(rate, max(self.levels[kind], 0.0), self.wait(kind, math.inf))
             for kind, rate in rates.items()
         }
 

@@ -179,7 +179,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """One answer: a body in pieces. `length` (bytes) is announced; None means chunked.
 
     `delay` and `pause` are the seconds before the first piece and between the pieces; a delay of

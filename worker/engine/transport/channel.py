@@ -39,7 +39,7 @@ from stepfleet.worker.engine.transport.fast_json import encode_plain
 from stepfleet.worker.engine.transport.guard import (
     BROADCAST_LIMIT,
     MESSAGE_LIMIT,
-    Refused,
+    MessageRefused,
     examine,
     examine_broadcast,
 )
@@ -392,7 +392,7 @@ class Channel(WakingChannel):
             message = examine(raw)
             message["properties"]["delivery_tag"] = tag
             self.connection.deliver(message, queue)
-        except Refused as refusal:
+        except MessageRefused as refusal:
             self.dead_letter(raw, str(refusal), queue, tag)
         except SHAPE_ERRORS as error:
             if isinstance(error, OSError):
@@ -433,7 +433,7 @@ class Channel(WakingChannel):
         raw, tag = found[1], fetch.tag_of(1)
         try:
             payload = examine(raw)
-        except Refused as refusal:
+        except MessageRefused as refusal:
             self.dead_letter(raw, str(refusal), queue, tag)
             return None
         payload["properties"]["delivery_tag"] = tag

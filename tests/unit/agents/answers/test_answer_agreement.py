@@ -19,7 +19,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.agents.agent import contract_of, criteria_of, reasoner_of
 from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
-from stepfleet.orchestrator.records.outcome import Answer
+from stepfleet.orchestrator.records.outcome import RunAnswer
 
 
 class City(BaseModel):
@@ -135,12 +135,12 @@ def test_a_copy_of_an_agent_keeps_its_special_tools() -> None:
     ("answer", "decision", "reason"),
     [
         (None, "request", "no answer was given yet"),
-        (Answer(text="so far"), "request", "its data is awaited"),
-        (Answer(text="done", final=True), "forbid", "the answer was given"),
+        (RunAnswer(text="so far"), "request", "its data is awaited"),
+        (RunAnswer(text="done", final=True), "forbid", "the answer was given"),
     ],
 )
 def test_the_contract_requests_work_until_the_answer_is_given(
-    answer: Answer | None, decision: str, reason: str
+    answer: RunAnswer | None, decision: str, reason: str
 ) -> None:
     """ANS-11, ANS-18"""
     demanding = agent(require_final_answer=True, max_steps=1)
@@ -155,5 +155,5 @@ def test_the_contract_requests_work_until_the_answer_is_given(
 
 def test_a_further_turn_has_to_be_answered_anew() -> None:
     """ANS-07: once per run, and a further turn is another execution."""
-    answered = a_state(2, answer=Answer(text="done", final=True))
+    answered = a_state(2, answer=RunAnswer(text="done", final=True))
     assert answered.next_execution().answer is None

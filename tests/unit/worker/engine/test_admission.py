@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import TOOL_TASK
 from stepfleet.orchestrator.settings.signing import HEADER, signing_keys
-from stepfleet.worker.engine.messages import Gate, Inadmissible, work_in
+from stepfleet.worker.engine.messages import Inadmissible, SignatureCheck, work_in
 
 KEYS = signing_keys("a key of the fleet no. 1")
 assert KEYS is not None
-GATE = Gate(KEYS, lambda: {"stepfleet", "gpu"})
+GATE = SignatureCheck(KEYS, lambda: {"stepfleet", "gpu"})
 TASK, ARGS = "stepfleet.step", ["run", 0]
 
 
