@@ -419,7 +419,7 @@ def read_overrides(stored: str | None) -> dict[str, Any]:
         raise SerializationError(f"the run's overrides cannot be read: {error}") from None
     if not isinstance(found, dict) or is_too_deep(found, READABLE_LEVELS):
         raise SerializationError(
-            "the run's overrides cannot be read: no object, or nested too deep"
+            "the run's overrides cannot be read: not an object, or nested too deep"
         )
     return found
 
@@ -440,7 +440,9 @@ def _whole(config: AgentConfig, name: str, value: Any) -> Any:
         if isinstance(value, Record):
             return value.model_dump(exclude_unset=True)
         if not isinstance(value, Mapping):
-            raise ConfigurationError(f"field {name!r} is no object; write its fields and values")
+            raise ConfigurationError(
+                f"field {name!r} must be an object; write its fields and values"
+            )
         return dict(value)
     current = getattr(config, name, None)
     if isinstance(current, Record) and isinstance(value, Mapping):

@@ -162,7 +162,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; name a file with agents") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path} is no TOML: {error}") from None
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     tables = whole.get(TABLE, {})
     if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
         raise ConfigurationError(f"{path}: {TABLE!r} holds tables alone, as [{TABLE}.solver]")

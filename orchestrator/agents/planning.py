@@ -362,7 +362,7 @@ class PlanningReasoner(Reasoner):
 
 
 class PlanToCarryOut:
-    """Requests a step after a planning turn, else stops: a plan is no answer."""
+    """Requests a step after a planning turn, which is not an answer; else stops."""
 
     def decide(self, state: AgentState) -> ContinuationDecision:
         """Return request or stop."""

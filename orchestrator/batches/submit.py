@@ -174,7 +174,7 @@ class BatchOrder:
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for a name that cannot be stored."""
         if self.name and well_formed(self.name) is not self.name:
-            msg = "field 'name' holds a lone surrogate, which is no valid Unicode; leave it out"
+            msg = "field 'name' holds a lone surrogate, which is not valid Unicode; leave it out"
             raise ConfigurationError(msg)
 
 

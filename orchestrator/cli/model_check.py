@@ -97,7 +97,7 @@ def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> H
 
 
 def unsigned(agent: str, target: Target) -> HealthFinding | None:
-    """Return the finding about AWS's credentials that cannot be had; None where all is well."""
+    """Return the finding about AWS credentials that could not be loaded; None where all is well."""
     if not target.signed:
         return None
     try:

@@ -467,7 +467,7 @@ class _Run:
         if lacking:
             notice(
                 f"WARNING: other workers on this Redis have no agent {lacking[0]!r}: steps that "
-                "they take are put back and count as failed attempts (model_attempts). Fix: unset "
+                "they take are requeued and count as failed attempts (model_attempts). Fix: unset "
                 "STEPFLEET_REDIS_URL for a private Redis, or start those workers with this agent"
             )
 

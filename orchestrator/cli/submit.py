@@ -390,7 +390,7 @@ async def _to_its_end(
 
 def _advice(agents: str | None) -> Callable[[str], str]:
     """Return what turns advice on workers into a command that works in this folder."""
-    # A private server ends with its last client: a worker is no reason for it to stay.
+    # A private server ends with its last client: it does not stay for a worker.
     command = "worker" if load_settings().redis_url else "up"
 
     def advice(reason: str) -> str:

@@ -337,7 +337,7 @@ class Restarts:
 
     @property
     def hopeless(self) -> bool:
-        """Whether starting it again is no use."""
+        """Whether starting it again would not help."""
         return self.is_wrong or self.quick_deaths >= QUICK_DEATHS
 
     @property

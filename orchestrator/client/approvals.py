@@ -180,7 +180,7 @@ async def _matching(
 
 
 def _check_decision(options: DecideOptions) -> None:
-    """Raise `ConfigurationError` that names the field for what is no decision."""
+    """Raise `ConfigurationError` that names the field of an invalid decision."""
     for name, kinds in _DECISION.items():
         value = options.get(name)
         is_flag = isinstance(value, bool) and bool not in kinds
@@ -240,7 +240,7 @@ def _is_for(ask: Ask, decision: Decision) -> bool:
 
 
 def _check_answer(ask: Ask, decision: Decision) -> None:
-    """Raise `ConfigurationError` for what is no answer to that call."""
+    """Raise `ConfigurationError` unless that is an answer to the call."""
     if ask.kind != "question":
         if decision.text is not None:
             msg = f"tool {ask.tool!r} of run {ask.run_id} waits for an approval, not for an answer"
@@ -262,7 +262,7 @@ def _check(which: Any) -> None:
             known = (*AskFilter.__annotations__, *_DECISION)
             close = "" if name in known else meant(name, known)
             fix = close or f"; write {', '.join(AskFilter.__annotations__)}"
-            raise ConfigurationError(f"{name!r} is no condition with text{fix}")
+            raise ConfigurationError(f"{name!r} is not a condition with text{fix}")
         if name == "kind" and value not in KINDS:
             raise ConfigurationError(f"kind is {value!r:.60}; write {' or '.join(KINDS)}")
 

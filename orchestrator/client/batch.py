@@ -460,7 +460,7 @@ async def registered(
 
 
 def _plan(config: AgentConfig, text: str | None, changes: Mapping[str, Any]) -> FollowUp:
-    """Return what the batch does, checked; its name is no part of that."""
+    """Return what the batch does, checked; its name does not belong to that."""
     overrides = dict(changes)
     page = _page(overrides.pop("page", None))
     places = OF_RUNS if page is None else OF_PAGES

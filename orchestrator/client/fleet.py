@@ -142,7 +142,7 @@ class AsyncFleet:
         return self._session.forget()
 
     async def check(self) -> None:
-        """Make sure that Redis answers and lets us in.
+        """Check that Redis is reachable and accepts our credentials.
 
         Raises `StoreError` or `ConfigurationError` with the fix, within seconds.
         """

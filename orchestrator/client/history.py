@@ -137,7 +137,7 @@ class AsyncFleetHistory:
     ) -> str:
         """Create the run that `save_state` has returned; `options` are those of `restore`.
 
-        Raises `SerializationError` where `state` is no checkpoint.
+        Raises `SerializationError` if `state` is not a checkpoint.
         """
         return await self.restore(AgentCheckpoint.from_dict(dict(state)), agent, **options)
 
@@ -243,7 +243,7 @@ class AsyncFleetHistory:
 
 
 def checked_id(run_id: object, field: str = "run_id") -> str:
-    """Return a run id, a new one for None. Raises `ConfigurationError` for what is no UUID."""
+    """Return a run id, a new one for None. Raises `ConfigurationError` unless it is a UUID."""
     if run_id is None:
         return str(uuid4())
     if isinstance(run_id, UUID):
@@ -255,8 +255,8 @@ def checked_id(run_id: object, field: str = "run_id") -> str:
         return str(UUID(run_id))
     except ValueError:
         raise ConfigurationError(
-            f"{field} {run_id!r:.100} is no UUID; pass idempotency_key=... to submit(), which makes"
-            " one of any text, or derive it: str(uuid.uuid5(uuid.NAMESPACE_URL, text))"
+            f"{field} {run_id!r:.100} is not a UUID; pass idempotency_key=... to submit(), which "
+            "makes one of any text, or derive it: str(uuid.uuid5(uuid.NAMESPACE_URL, text))"
         ) from None
 
 

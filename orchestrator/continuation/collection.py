@@ -130,7 +130,7 @@ def _resolved(
 
 
 def _is_reached(evaluation: ContinuationEvaluation) -> bool:
-    """Return whether a limit forbids: one that failed by itself is no limit."""
+    """Return whether a limit forbids: not if it failed by itself."""
     return evaluation.decision is FORBID and evaluation.stop_reason is not StopReason.ERROR
 
 

@@ -171,7 +171,7 @@ def parsed_field(text: str) -> tuple[str, Any]:
     field, equals, value = text.partition("=")
     if field not in Limit.model_fields:
         fix = meant(field, Limit.model_fields) or f"; write one of {', '.join(Limit.model_fields)}"
-        raise ConfigurationError(f"{text!r}: {field!r} is no field of a limit{fix}")
+        raise ConfigurationError(f"{text!r}: a limit has no field {field!r}{fix}")
     if not equals:
         raise ConfigurationError(f"{text!r}: write {field}=NUMBER, or {field}= to take it away")
     if field == "on_budget":
@@ -184,7 +184,7 @@ def parsed_field(text: str) -> tuple[str, Any]:
     with suppress(ValueError):
         number = json.loads(value.replace("_", "")) if value else None
     if (value and not isinstance(number, int | float)) or isinstance(number, bool):
-        raise ConfigurationError(f"{text!r}: {value!r} is no number")
+        raise ConfigurationError(f"{text!r}: {value!r} is not a number")
     return field, number
 
 

@@ -2,7 +2,7 @@
 
 Pure: knows no store and makes no call. A key is the hash of the request's canonical form. The form
 holds the question and its provider, and no credentials: no key, no header, no organization. How an
-answer is delivered (streaming, timeout) is no part of the question either.
+answer is delivered (streaming, timeout) does not belong to the question either.
 """
 
 import hashlib

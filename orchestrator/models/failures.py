@@ -410,7 +410,7 @@ def _text(value: Any) -> str:
         return value[: 8 * _LONGEST_MESSAGE]
     try:
         return orjson.dumps(value).decode()[: 8 * _LONGEST_MESSAGE]
-    except TypeError:  # nested too deep, or with what is no JSON
+    except TypeError:  # nested too deep, or not JSON
         return ""
 
 

@@ -54,7 +54,7 @@ class Credentials:
             raise
         except Exception as error:  # noqa: BLE001 - sources have errors of their own
             reason = redact(f"{type(error).__name__}: {error}", None)
-            msg = f"AWS's credentials cannot be had: {reason}"
+            msg = f"could not load AWS credentials: {reason}"
             code = ModelErrorCode.CONNECTION_ERROR
             raise ModelError(msg, retryable=True, code=code) from None
 

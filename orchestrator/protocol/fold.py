@@ -48,7 +48,7 @@ def check_places(
 ) -> None:
     """Raise `ConfigurationError` for an unknown place, or for a text without any."""
     if not isinstance(text, str):
-        raise ConfigurationError(f"field {field!r} is no text; write one with {_shown(known)}")
+        raise ConfigurationError(f"field {field!r} must be text; write one with {_shown(known)}")
     if len(text) > LONGEST_TEXT:
         msg = f"field {field!r} has {len(text):,} characters; the limit is {LONGEST_TEXT:,}"
         raise ConfigurationError(f"{msg}: put more into the agent's instructions")

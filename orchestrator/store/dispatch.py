@@ -288,7 +288,7 @@ class Dispatch:
             try:
                 declared = connection.default_channel.queue_declare(self.queue, passive=True)
             except ChannelError as error:
-                # An empty list is no key in Redis, and kombu then knows no queue of that name.
+                # Redis drops the key of an empty list, and kombu then knows no queue of that name.
                 if str(error.reply_code) != _NO_SUCH_QUEUE:
                     raise
                 return 0
@@ -389,4 +389,4 @@ def sentinels_of(url: str) -> SentinelUrl:
     try:
         return parse_sentinel(url)
     except ValueError as error:
-        raise ConfigurationError(f"the broker's URL is no usable address: {error}") from None
+        raise ConfigurationError(f"the broker's URL cannot be used: {error}") from None

@@ -111,7 +111,7 @@ def short_of(why: str) -> str:
 
 
 def raised_by(waits_for: str) -> str:
-    """Return how those go on that wait for this; nothing where it is no budget."""
+    """Return how those go on that wait for this; nothing if it is not a budget."""
     shown, _, name = waits_for.partition(" of ")
     field = shown.replace(" ", "_")
     return f"{RAISE}{raising(name, field)}" if field in FIELDS.values() else ""
@@ -255,7 +255,7 @@ class LimitStore(Gateway):
         return await self._connection.execute("HGET", self._limits, VERSION) or ""
 
     async def read(self) -> tuple[str, dict[str, Limit]]:
-        """Return the version and the limits. Raises `StoreError`, also for what is no limit."""
+        """Return the version and the limits. Raises `StoreError`, also for an invalid one."""
         version, stored = await self._texts()
         limits = {}
         for name, text in sorted(stored.items()):
@@ -505,7 +505,7 @@ def _marks(text: str | None) -> dict[str, int]:
 def _read(name: str, text: str) -> Limit:
     stored = orjson.loads(text)
     if not isinstance(stored, dict):
-        raise TypeError(f"limit {name!r} is no table of fields")
+        raise TypeError(f"limit {name!r} must be a table of fields")
     # A later release may know more fields; the script reads them all.
     fields = {field: stored[field] for field in Limit.model_fields if field in stored}
     says_something = fields.keys() - {"burst", "on_budget"}

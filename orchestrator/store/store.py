@@ -332,9 +332,7 @@ class _FirstContact:
         except exceptions.ResponseError as error:
             if "cluster support disabled" not in str(error):
                 raise
-            msg = (
-                "the Redis that STEPFLEET_REDIS_URL names is no cluster; write redis://HOST:PORT/0"
-            )
+            msg = "the Redis that STEPFLEET_REDIS_URL names is not a cluster; write redis://HOST:PORT/0"
             raise ConfigurationError(msg) from None
 
 
@@ -409,7 +407,7 @@ async def _shards(client: Redis | _FirstContact, settings: Settings) -> int:
         stored = await client.get(key)
     shards = int(stored) if stored and stored.isdigit() else 0
     if not 1 <= shards <= LARGEST_SHARDS:
-        msg = f"key {key!r} holds {stored!r}; this is no store of Stepfleet: name another"
+        msg = f"key {key!r} holds {stored!r}; this is not a store of Stepfleet: name another"
         raise ConfigurationError(msg)
     if shards != settings.shards and "shards" in settings.model_fields_set:
         msg = (

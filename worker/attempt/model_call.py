@@ -96,7 +96,7 @@ async def call_model(
     ask = behind_circuit(step, agent, agent.call_for(claim, made_by(step)))
     response, sent = await first_answer(request, claim.config.models, ask, pruned)
     response = counted(response, sent, ports.tokens(sent.model))
-    # The size that a fallback takes is no limit of the model that is called first.
+    # The size that a fallback takes does not limit the model that is called first.
     if sent.messages is not request.messages and sent.model == request.model:
         remembered = _with_limit(claim, remembered, sent, ports)
     ports.crash("after-reply")

@@ -535,7 +535,7 @@ class StreamedMessage:
     def _whole(self, index: int) -> dict[str, Any]:
         block = dict(self._blocks[index])
         for field in _PIECES.values():
-            # Empty pieces are no arguments: those that the block began with stay.
+            # Empty pieces are not arguments: those that the block began with stay.
             if text := "".join(self._pieces.get((index, field), ())):
                 name = "input" if field == "partial_json" else field
                 block[name] = text if name == "input" else word(block.get(name)) + text

@@ -37,7 +37,7 @@ def read_json(data: bytes) -> Any:
     """Return the value of `data`; whole numbers of up to 4,300 digits are exact.
 
     NaN and infinities are those of `float`, as are longer numbers; lone surrogates stay in texts.
-    Raises `orjson.JSONDecodeError` where it is no JSON, and where it may have far more values than
+    Raises `orjson.JSONDecodeError` where it is not JSON, and where it may have far more values than
     an answer has.
     """
     if len(data) > MOST_SIGNS and sum(map(data.count, _SIGNS)) > MOST_SIGNS:
@@ -66,7 +66,7 @@ def _read_leniently(data: bytes, why: str) -> Any:
     why = constants[0] if constants else why
     if (left_out := _equals.left_out(why)) is not None:
         more = f" ({left_out} more like it were not logged)" if left_out else ""
-        log.warning("a service's answer is no standard JSON (%s), and is read%s", why, more)
+        log.warning("a service's answer is not standard JSON (%s), and is read%s", why, more)
     return value
 
 

@@ -158,7 +158,7 @@ class EventLines:
             self._bare.append(line)
 
     def _bare_failure(self) -> Iterator[bytes]:
-        """Yield the error that a server wrote between events: Gemini's are no event."""
+        """Yield the error that a server wrote between events: Gemini's are not events."""
         data = b"\n".join(self._bare)
         self._bare.clear()
         try:

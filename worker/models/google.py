@@ -324,7 +324,7 @@ def _audio(details: Any) -> int:
 
 _HEAD = ("modelVersion", "promptFeedback", "responseId")
 _PIECES = {"candidates", "usageMetadata", *_HEAD}
-"""What an event that is no failure has one of."""
+"""Every event but a failure has one of these."""
 
 
 class StreamedContent:

@@ -149,7 +149,7 @@ class Cutter(Protocol):
     def feed(self, chunk: bytes) -> list[bytes]:
         """Take the next bytes and return every event that they complete.
 
-        Raises `ModelError` for bytes that are no such stream.
+        Raises `ModelError` for bytes that are not such a stream.
         """
 
     def end(self) -> list[bytes]:

@@ -38,7 +38,7 @@ def model_at(service: str, model: str) -> str:
 def kept_of(
     message: Mapping[str, Any], calls: Any, by: str, *, apart: str = "", before: str = ""
 ) -> tuple[Block, ...]:
-    """Return the block of what goes back with an answer; nothing where `by` is no model.
+    """Return the block of what goes back with an answer; nothing unless `by` is a model.
 
     `calls` are those of the answer as they came, in their order, each with its `id`. `apart` is a
     field of reasoning that is kept by itself, where the answer has it; `before` is the thought that

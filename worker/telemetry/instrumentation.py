@@ -207,7 +207,7 @@ class ObservedToolbox(LocalToolbox):
             code = CANCELLED
             raise
         finally:
-            # A name that the model made up is no tool's: it would be a metric's label for ever.
+            # A name that the model made up stays out: it would be a metric's label for ever.
             name = call.name if call.name in tools else ""
             times = invocation.attempt
             attempt.calls.append(

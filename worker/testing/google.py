@@ -176,7 +176,7 @@ def _tool(declared: dict[str, Any]) -> dict[str, Any]:
 def _choice(config: dict[str, Any]) -> Any:
     calling = config.get("functionCallingConfig") or {"mode": "AUTO"}
     if calling.get("mode") not in _MODES:
-        raise MisfitError("toolConfig.functionCallingConfig.mode", "is no mode")
+        raise MisfitError("toolConfig.functionCallingConfig.mode", "is not a mode")
     named = calling.get("allowedFunctionNames")
     if named:
         return {"type": "function", "function": {"name": named[0]}}

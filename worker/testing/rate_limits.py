@@ -29,7 +29,7 @@ _ROUNDED = 1e-6
 
 @dataclass(frozen=True)
 class RateLimit:
-    """What each model and key may use in a minute; None is no limit.
+    """What each model and key may use in a minute; None means no limit.
 
     A bucket holds `burst` seconds of its rate, and at least one request or token. `in_flight`
     bounds the requests that are open at once. A request costs what its answer counts, and pays when
@@ -44,7 +44,7 @@ class RateLimit:
     in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no limit; raises `ValueError` that names the field."""
+        """Raise `ValueError` that names the field of an invalid limit."""
         for name, value in vars(self).items():
             given = value is not None or name == "burst"
             number = isinstance(value, int | float) and not isinstance(value, bool)

@@ -53,7 +53,7 @@ class Judgement:
 class SimulatedService:
     """What one server follows; all may change while it runs.
 
-    `context_window` is in tokens; None is no limit.
+    `context_window` is in tokens; None means no limit.
     """
 
     rules: Rules

@@ -359,7 +359,7 @@ def reminder(schema: SchemaHandle | None) -> str:
 
 
 def correction(problems: str) -> str:
-    """Return the reply to a message that is no valid answer."""
+    """Return the reply to a message that is not a valid answer."""
     return (
         f"That was not taken as an answer: {problems}. "
         "Answer again with one JSON object that fits the schema, and nothing else."

@@ -215,7 +215,7 @@ def parse_input(value: Any, name: str) -> tuple[Message, ...]:
         try:
             size = len(value.encode())
         except UnicodeEncodeError:
-            msg = f"field {name!r} holds a lone surrogate, which is no valid Unicode; leave it out"
+            msg = f"field {name!r} holds a lone surrogate, which is not valid Unicode; leave it out"
             raise ConfigurationError(msg) from None
         check_size(size, INPUT_LIMIT, name)
         return (Message.user(value),)
@@ -249,7 +249,9 @@ def stored_form(value: Any, limit: int, name: str) -> Any:
     try:
         text = exact_json.dumps(value, default=exact_json.json_form)
     except TypeError as error:
-        msg = f"field {name!r} is no JSON data ({error}); give text, numbers, lists and dicts"
+        msg = (
+            f"field {name!r} is not valid JSON data ({error}); give text, numbers, lists and dicts"
+        )
         raise ConfigurationError(msg) from None
     check_size(len(text), limit, name)
     return exact_json.loads(text)
@@ -337,7 +339,7 @@ class RowRules:
         return [*fields, *(f"after {one}" for one in self.after)]
 
     def format_of(self, data: Mapping[str, Any]) -> LineFormat:
-        """Return which format an object has: a row is no request of OpenAI's."""
+        """Return which format an object has: our rows, or OpenAI's requests."""
         return "stepfleet" if self._names_fields or self.is_table else format_of(data)
 
     def agent_of(self, data: Mapping[str, Any]) -> str | None:

@@ -68,7 +68,7 @@ def check_kind(file: BinaryIO, kind: str) -> None:
             "is a Parquet file; name it .parquet, or say --input-format parquet"
         )
     if b"\0" in start:
-        msg = "has zero bytes, so that it is no text in UTF-8; save it as UTF-8 (it may be UTF-16)"
+        msg = "has zero bytes, so it is not text in UTF-8; save it as UTF-8 (it may be UTF-16)"
         raise ConfigurationError(msg)
     if b"\n" not in start and b"\r" in start.rstrip():
         msg = "ends its lines with CR alone; save it with LF or CRLF: tr '\\r' '\\n' < FILE"
@@ -121,9 +121,9 @@ def csv_rows(file: BinaryIO, delimiter: str | None = None) -> Iterator[RawLine]:
             return
         except csv.Error as error:
             if text.number != number or header is None:
-                msg = f"line {number}: is no CSV ({error}); correct it, as a quote without its end"
+                msg = f"line {number}: is not valid CSV ({error}); close its quotes"
                 raise ConfigurationError(msg) from None
-            problem = f"is no row of CSV ({error}); double the quotes inside quotes"
+            problem = f"is not a row of CSV ({error}); double the quotes inside quotes"
         if cells == []:
             continue
         if header is None:
@@ -378,7 +378,7 @@ Given = str | Path | Iterable[Any]
 class BatchInput:
     """The lines of a batch; `path` is that of a regular file. Close it after use.
 
-    A file with more than `most` lines is refused where reading comes to them.
+    A file with more than `most` lines is refused where reading reaches them.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class BatchInput:
     def __iter__(self) -> Iterator[RawLine]:
         """Yield the lines from the start, however far an earlier reading came.
 
-        Raises `ConfigurationError` where the file is no file of its format, or has too many.
+        Raises `ConfigurationError` where the file does not have its format, or has too many.
         """
         self._file.seek(0)
         try:
@@ -431,7 +431,7 @@ def open_input(source: Given, kind: InputFormat | None = None) -> BatchInput:
     """Open a file by its path, standard input by `-`, or objects as lines.
 
     Without a `kind` a file's ending names its format, and JSONL is every other's. Raises
-    `ConfigurationError` when there is no such file, or an object is no JSON data.
+    `ConfigurationError` when there is no such file, or an object is not JSON data.
     """
     if isinstance(source, BatchInput):
         return source
@@ -499,5 +499,5 @@ def _line_of(one: Any, number: int) -> bytes:
     try:
         return exact_json.dumps(data, default=exact_json.json_form) + b"\n"
     except TypeError as error:
-        msg = f"line {number}: is no JSON data ({error}); give dicts of text, numbers and lists"
+        msg = f"line {number}: is not valid JSON data ({error}); give text, numbers, lists, dicts"
         raise ConfigurationError(msg) from None

@@ -95,7 +95,7 @@ function send(name, given, before) {
   for (const field of FIELDS.filter((one) => one in given)) {
     const text = given[field].trim();
     if (text === (before[field] ?? "")) continue;
-    if (!(field in OPTIONS) && !Number.isFinite(Number(text))) throw refused(field, `"${text}" is no number; write it as 1000 or 0.5`);
+    if (!(field in OPTIONS) && !Number.isFinite(Number(text))) throw refused(field, `"${text}" is not a number; write it as 1000 or 0.5`);
     overrides[field] = text === "" || field === "on_budget" ? text : field === "learn" ? text === "true" : Number(text);
   }
   return post(`${path(name)}/set`, { overrides });

@@ -19,7 +19,7 @@ const MEANING = {
   token_limit: "Its conversation is larger than token_limit. Raise the limit and go on.",
   time_limit: "Its steps took longer than time_limit. Raise the limit and go on.",
   retry_limit: "One step failed too often. A retry begins with that step.",
-  error: "A step failed with an error that a repetition does not mend. A retry begins with that step.",
+  error: "A step failed with an error that repeating it does not fix. A retry begins with that step.",
   finish_reason: "The model ended with a reason that this agent stops for.",
   guard: "A guard ended it, as a budget that is spent. Raise it, then retry.",
   user_requested: "Somebody has cancelled it, or the run that has started it has ended.",

@@ -102,7 +102,7 @@ class Links(Gateway):
         """Return the runs that calls of a run's open step have started, ended ones too."""
         journal = f"{self._keys.run(run_id)}:journal"
         names = await self._connection.execute("HKEYS", journal)
-        # What people are asked has such a key, too, which is no run's id.
+        # Calls that wait for a person have such a key, too, which is not a run's id.
         names = sorted((one for one in names if one.startswith("k:")), key=lambda one: int(one[2:]))
         if not names:
             return ()

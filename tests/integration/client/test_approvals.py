@@ -187,9 +187,9 @@ async def test_events_of_requests_keep_arguments_to_themselves_by_default(
         ({"cursor": "5"}, "cursor is none"),
         ({"limit": 0}, "limit is 0; write a number"),
         ({"limit": "many"}, "limit is 'many'; write a number"),
-        ({"tool": 5}, "'tool' is no condition with text; write"),
+        ({"tool": 5}, "'tool' is not a condition with text; write"),
         ({"kind": "Approvals"}, "kind is 'Approvals'; write approval or question"),
-        ({"aprove": False}, "'aprove' is no condition with text; did you mean 'approve'?"),
+        ({"aprove": False}, "'aprove' is not a condition with text; did you mean 'approve'?"),
     ],
 )
 async def test_a_page_that_cannot_be_is_refused_by_its_field(

@@ -213,7 +213,7 @@ async def test_a_run_id_of_ones_own_is_submitted_once(fleet: AsyncFleet, desk: B
         ({"input": ""}, "field 'input' is empty"),
         ({"input": "x" * 1_048_577}, "the limit is 1,048,576"),
         ({"input": [{"role": "boss"}]}, "field 'input.0'"),
-        ({"input": "x", "run_id": "mine"}, "run_id 'mine' is no UUID"),
+        ({"input": "x", "run_id": "mine"}, "run_id 'mine' is not a UUID"),
         ({"input": "x", "delay": -1}, "delay is -1"),
         ({"input": "x", "delay": float("nan")}, "delay is nan"),
         ({"input": "x", "speed": 2}, "field 'speed' is not known"),

@@ -75,9 +75,9 @@ def test_a_memory_in_redis_refuses_an_unusable_address_at_once() -> None:
         ("h:6379", "must begin with"),
         ("http://h", "must begin with"),
         ("redis-batch://h", "must begin with"),
-        ("redis://h/abc", "the database is no number"),
-        ("redis://h/1/2", "the database is no number"),
-        ("redis://h?db=x", "the database is no number"),
+        ("redis://h/abc", "the database must be a number"),
+        ("redis://h/1/2", "the database must be a number"),
+        ("redis://h?db=x", "the database must be a number"),
         ("redis://h/1?db=2", "two databases"),
         ("redis://h:99999", "port above 65535"),
         ("redis://h:many/0", "no HOST:PORT"),
@@ -90,7 +90,7 @@ def test_a_memory_in_redis_refuses_an_unusable_address_at_once() -> None:
         ("rediss://h/0?ssl_check_hostname=maybe", "neither true nor false"),
         ("sentinels://h/m?ssl_cert_reqs=maybe", "ssl_cert_reqs is none of"),
         ("unix://h/tmp/redis.sock", "names no file"),
-        ("unix:///tmp/redis.sock?db=x", "the database is no number"),
+        ("unix:///tmp/redis.sock?db=x", "the database must be a number"),
     ],
 )
 def test_a_wrong_address_is_refused_with_the_field_and_the_fix(url: str, said: str) -> None:

@@ -1,6 +1,6 @@
 """Decides whether a message from the broker is one that Celery can be given.
 
-A message that is no JSON object, nests too deeply, is compressed or has fields of the wrong type
+A message that is not a JSON object, nests too deeply, is compressed or has fields of the wrong type
 ends a stock worker, or makes it reconnect for ever. Pure: raw bytes in, the message or the reason
 for its refusal out. Must not know where messages come from or what is done with refused ones.
 """
@@ -107,7 +107,7 @@ def _body(body: object, encoding: object) -> bytes:
     try:
         return base64.b64decode(body)
     except (binascii.Error, ValueError) as error:
-        raise MessageRefused(f"the body is no base64: {error}"[:300]) from None
+        raise MessageRefused(f"the body is not valid base64: {error}"[:300]) from None
 
 
 def _examine_texts(headers: dict[str, Any]) -> None:
@@ -129,7 +129,7 @@ def _examine_task(headers: dict[str, Any], body: bytes) -> None:
 
 
 def _examine_other(body: bytes) -> None:
-    """Check a message that is no task, such as a reply to remote control. An old task would run."""
+    """Check a message that is not a task, as replies to remote control. An old task would run."""
     content = _decoded(body, "body")
     if isinstance(content, dict) and "task" in content:
         raise MessageRefused("the message is of Celery's task protocol 1; send it with protocol 2")
@@ -140,8 +140,8 @@ def _examine_arguments(body: object) -> None:
         raise MessageRefused("the body is not [args, kwargs, options]")
     args, kwargs, options = body
     if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise MessageRefused("args of the body is no list, or kwargs no object")
+        raise MessageRefused("args of the body must be a list, and kwargs an object")
     if options is not None and not isinstance(options, dict):
-        raise MessageRefused("options of the body is no object")
+        raise MessageRefused("options of the body must be an object")
     if options and not options.keys() <= _OPTIONS:
         raise MessageRefused("options of the body has fields that Celery does not know")

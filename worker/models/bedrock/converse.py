@@ -68,7 +68,7 @@ class FrameCutter:
         return list(self._events())
 
     def end(self) -> list[bytes]:
-        """Return nothing: a frame that the stream's end cuts off is no event."""
+        """Return nothing: a frame that the stream's end cuts off does not count."""
         return []
 
     def _events(self) -> Iterator[bytes]:

@@ -166,7 +166,7 @@ class StreamedCalls:
         return [call.payload() for _, call in sorted(self._calls.items())]
 
     def add(self, delta: Any) -> None:
-        """Join a piece to the call that it continues. Raises `ModelError` if it is no object."""
+        """Join a piece to the call that it continues. Raises `ModelError` if not an object."""
         if not isinstance(delta, dict):
             raise malformed("a tool call of the stream is not an object")
         function = delta.get("function")

@@ -2,7 +2,7 @@
 --
 -- A refusal stops the call that was refused. It says something of all calls only where the share of refusals does:
 --   the fleet pauses where more than half of the calls of the last windows were refused;
---   the rate is cut by that share where more are refused than are tolerated, and the sum of what is too much is no chance.
+--   the rate is cut by that share where more are refused than are tolerated, and the sum of what is too much exceeds chance.
 -- A cut leaves what was accepted. The rate then grows while it holds somebody up: slowly where it was cut, ever faster
 -- while no more are refused than right behind the cut. So an enforced limit is found again and again from just below it,
 -- while refusals that come at any rate cost the calls which are refused. Where a second cut is refused half as often as the

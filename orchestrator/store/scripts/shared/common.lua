@@ -26,7 +26,7 @@ local function named(first)
 end
 
 -- Numbers come from outside (usage, times, settings): none may make a command refuse it behind the
--- first write. They are within what a double holds exactly; what is no number is 0.
+-- first write. They are within what a double holds exactly; anything but a number is 0.
 local LARGEST = 9007199254740991
 local function number(text)
   local value = tonumber(text) or 0

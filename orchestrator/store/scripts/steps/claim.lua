@@ -66,7 +66,7 @@ if owner ~= ARGV[3] then
   end
   if number(h.not_before) == NEVER then return { 'early', NEVER - now, 'owed' } end
   if number(h.not_before) > now then return { 'early', number(h.not_before) - now } end
-  -- The wait for a service that was out is no time of the execution.
+  -- The wait for a service that was out does not count as time of the execution.
   local waited = number(h.not_before) > 0 and redis.call('HMGET', run_key, 'parked', 'execution_started')
   if waited and waited[1] then
     redis.call('HSET', run_key, 'execution_started', digits(number(waited[2]) + now - number(waited[1])))

@@ -135,7 +135,7 @@ def test_a_checkpoint_above_the_limit_is_refused(
         ({"version": None}, "field 'version'"),
         ({"conversation_history": []}, "'conversation_history' of the checkpoint has 0 entries"),
         ({"given": 2}, "its steps say 4"),
-        ({"state": {}}, "this is no whole checkpoint.*state"),
+        ({"state": {}}, "this is not a complete checkpoint.*state"),
         ({"colour": 1}, "colour"),
     ],
 )

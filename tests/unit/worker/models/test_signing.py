@@ -177,7 +177,7 @@ async def test_credentials_are_refreshed_once_for_all_calls_that_wait(
 @pytest.mark.parametrize(
     ("profile", "failure", "retryable"),
     [
-        ("credential_process = false", "credentials cannot be had", True),
+        ("credential_process = false", "could not load AWS credentials", True),
         ("role_arn = arn:aws:iam::1:role/x\nsource_profile = none", "is not sound", False),
     ],
 )
