@@ -174,8 +174,8 @@ class RateLimitError(ModelError):
     `unsent` is set where the worker did not make the call: others had just been refused, or the
     model's limits have no room. `sheds` is set where the provider lacks capacity for the tier of
     the call (flex); the account's limits are not reached. `stated` has the limits per minute that
-    the refusal names, by kind (`r`equests, `t`okens, `i`nput, `o`utput). The worker adds `limit`, the
-    name of the limits that it was made under.
+    the refusal names, by kind (`r`equests, `t`okens, `i`nput, `o`utput). The worker adds `limit`,
+    the name of the limits that it was made under.
     """
 
     code = ModelErrorCode.RATE_LIMIT.value

@@ -108,7 +108,7 @@ def strategy_of(config: AgentConfig, given: Any) -> Strategy | None:
         raise ConfigurationError(msg) from None
     if given is not None and not isinstance(given, Strategy | str):
         kind = type(given).__name__
-        msg = f"field 'strategy': a {kind} is none; give a Strategy, a name or 'module:attribute'"
+        msg = f"field 'strategy': a {kind} cannot be one; give a Strategy, name, 'module:attribute'"
         raise ConfigurationError(msg)
     made: Strategy | None = (
         make_strategy(given, config.strategy_options) if isinstance(given, str) else given

@@ -225,7 +225,7 @@ class AgentConfig(Record):
         if len(names) > len(set(names)):
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigurationError(
-                f"agent {self.name!r}: tool {twice!r} is there twice, or is the answer contract's "
+                f"agent {self.name!r}: tool {twice!r} appears twice, or is the answer contract's "
                 "own; give one of them another name"
             )
         if self.answer_mode == "native" and self.output_schema is None:

@@ -153,7 +153,7 @@ class BatchPlan:
         if key not in self._plains:
             if len(self._plains) >= REMEMBERED:
                 msg = (
-                    f"is the {REMEMBERED + 1:,}th with other fields in 'body' (beside messages and "
+                    f"is the {REMEMBERED + 1:,}th with other fields in 'body' (not messages and "
                     "sampling); leave out those that differ by line, as 'user', or split the file"
                 )
                 raise ConfigurationError(msg)

@@ -263,7 +263,7 @@ class BatchSubmission:
         checked: Checked,
         earlier: Manifest,
     ) -> Submitted:
-        """Add the rows that the earlier batch of the file lacks, behind those that it has."""
+        """Add the rows that the earlier batch of the file lacks, after those that it has."""
         with KnownRows() as known:
             await read_known(self._batches, earlier, known)
 

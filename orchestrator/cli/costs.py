@@ -226,7 +226,7 @@ def costs_picture(costs: Costs) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{costs.since} to {costs.until} (UTC)"), table]
     if total.ambiguous_calls:
         text = (
-            f"{count(total.ambiguous_calls)} calls may have been paid beside these: their answers "
+            f"{count(total.ambiguous_calls)} more calls may have been paid: their answers "
             "were lost, and their price is an estimate"
         )
         if total.unpriced_calls:

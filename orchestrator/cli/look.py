@@ -141,7 +141,7 @@ def ls(
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many.")] = 50,
     cursor: Annotated[
-        str | None, typer.Option("--cursor", help="Go on behind what was listed before.")
+        str | None, typer.Option("--cursor", help="Continue after what was listed before.")
     ] = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
@@ -502,6 +502,6 @@ def _parting(found: RunComparison) -> str:
     if found.first_differing_step is None:
         return "All steps are alike."
     if found.differs_in == ("missing",):
-        return f"They part at step {found.first_differing_step}: one of them has no such step."
+        return f"They differ from step {found.first_differing_step}: only one of them has it."
     what = ", ".join(found.differs_in).replace("_", " ")
-    return f"They part at step {found.first_differing_step}: {what}."
+    return f"They differ from step {found.first_differing_step}: {what}."

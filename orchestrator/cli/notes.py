@@ -170,7 +170,8 @@ class RunNotes:
         try:
             self._write(note, identities)
         except OSError as error:
-            msg = f"cannot write {self._folder}: {error.strerror}; fix this and rerun; no work is lost"
+            fix = "fix this and rerun: no work is lost"
+            msg = f"cannot write {self._folder}: {error.strerror}; {fix}"
             raise ConfigurationError(msg) from None
 
     def _write(self, note: Note, identities: Iterable[str]) -> None:

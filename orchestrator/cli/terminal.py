@@ -89,7 +89,7 @@ def shown(value: Any, limit: int = 0) -> str:
 def shown_error(text: str, limit: int = 0) -> str:
     """Return an error as `shown` does; one that is too long keeps both ends.
 
-    The error of a run below others ends with its cause, behind those that it went through.
+    The error of a run below others ends with its cause, after those that it went through.
     """
     line = " ".join(text.split())
     if not limit or len(line) <= limit:

@@ -378,7 +378,7 @@ class AsyncFleetBatches:
         return await (await self._session.store()).batches.newest(limit)
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> BatchPage:
-        """Return up to `limit` batches, the newest first, behind the `next` of the page before.
+        """Return up to `limit` batches, the newest first, after the `next` of the page before.
 
         Raises `ConfigurationError` that names the field.
         """

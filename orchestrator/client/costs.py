@@ -210,7 +210,7 @@ async def _days(store: Store, which: CallFilter) -> tuple[date, date]:
     oldest = today - timedelta(days=store.settings.ledger_days)
     since, until = day_of(which.since or oldest), day_of(which.until or today)
     if since > until:
-        raise ConfigurationError(f"since: {since} is after {until}, the last day that is meant")
+        raise ConfigurationError(f"since: {since} is after {until}, the last day given")
     return max(since, oldest), min(until, today)
 
 

@@ -18,7 +18,7 @@ FIELDS = {
     **KINDS,
     **{f"{kind}d": f"{field}_per_day" for kind, field in KINDS.items()},
 }
-"""Fields of a limit by the codes of the script: a kind, with `d` behind it by days."""
+"""Fields of a limit by the codes of the script: a kind, with `d` after it by days."""
 SCALES = {"u": NANO, "k": 1, "n": 1, "a": 1000}
 """Whole numbers that make up a unit: USD are counted in billionths, seconds in thousandths."""
 STOP: Literal["stop"] = "stop"

@@ -94,7 +94,7 @@ def _found() -> Any:
         exceptions.PartialCredentialsError,
         exceptions.ProfileNotFound,
     ) as error:
-        raise ModelSetupError(f"AWS's configuration is not sound: {error}") from None
+        raise ModelSetupError(f"invalid AWS configuration: {error}") from None
     if found is None:
         msg = (
             "no AWS credentials: set AWS_BEARER_TOKEN_BEDROCK, or AWS_ACCESS_KEY_ID and "

@@ -320,7 +320,7 @@ class Claim:
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""
     broken: ErrorInfo | None = None
-    """What went wrong behind the claim: the step fails with it."""
+    """What went wrong after the claim: the step fails with it."""
     uncalled: bool = False
     """Whether the store knows that no model call is made so far: a lost worker has paid nothing."""
 

@@ -77,7 +77,7 @@ def check_data(given: Any, known: Collection[str], field: str = "input") -> None
 
 
 def places_of(names: Collection[str]) -> tuple[str, ...]:
-    """Return the places that an input behind runs of these names may have."""
+    """Return the places that an input after runs of these names may have."""
     return (*((OUTPUT,) if len(names) == 1 else ()), OUTPUTS, COUNT, *names)
 
 

@@ -79,7 +79,7 @@ class StepResult(Record):
     is the provider's own name of the call's request, which its support asks for.
     Before the call the step waited for `waited_seconds` for limits of the fleet, for `waited_for`
     in the end; its duration does not include that. `agent` made the step; it is empty where all
-    steps of a run are of one agent. `refused` says why its answer was not taken by the answer contract,
+    steps of a run are of one agent. `refused` says why the answer contract did not take its answer,
     which does not fail the step. `service_tier` is the provider's tier in which the call was
     served, empty for its standard one. With `price_estimated` no table has a price for a model of
     the step, and its cost is by the default price.

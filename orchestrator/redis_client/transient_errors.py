@@ -82,7 +82,7 @@ def explained(error: BaseException) -> BaseException:
 
 
 def _fix_of(error: BaseException) -> str:
-    """Return the fix of a known refusal, behind a semicolon."""
+    """Return the fix of a known refusal, after a semicolon."""
     return next((f"; {fix}" for mark, fix in _FIXES if mark in str(error)), "")
 
 

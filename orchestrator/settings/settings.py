@@ -47,7 +47,7 @@ _PREFIX = re.compile(r"(?:[A-Za-z0-9._:/-]*[._:/-])?")
 _DATABASE = re.compile(r"(?<=[^/])/\d+(?=\?|$)")
 _NO_BROKER = (
     "a Redis Cluster cannot carry Celery's messages: set STEPFLEET_BROKER_URL to one Redis "
-    "beside it, or to RabbitMQ"
+    "without a cluster, or to RabbitMQ"
 )
 
 
@@ -157,8 +157,8 @@ class Settings(BaseSettings):
         if _PREFIX.fullmatch(given):
             return given
         raise ValueError(
-            f"{given!r} is not a valid prefix: write letters, digits and . _ : / - with a sign at the "
-            "end, such as 'dev:'"
+            f"{given!r} is not a valid prefix: write letters, digits and . _ : / - with a sign at "
+            "the end, such as 'dev:'"
         )
 
     @field_validator("limits", mode="before")

@@ -67,7 +67,7 @@ class GrantRequest:
         }
 
     def after(self, ended: Operation) -> Operation:
-        """Return the operation `try` behind a call of another model, which `ended` settles."""
+        """Return the operation `try` after a call of another model, which `ended` settles."""
         return self.operation("try") | {"ended": ended}
 
 

@@ -344,7 +344,7 @@ def kombu_url(url: str) -> str:
     known = {scheme, scheme.partition("+")[0]} & TRANSPORT_ALIASES.keys()
     if not (known or "." in scheme or url.startswith(_OURS)):
         msg = (
-            "the broker's URL begins with no transport that kombu knows: write redis://, rediss://,"
+            "kombu does not know the transport of the broker's URL: write redis://, rediss://,"
             " sentinel:// or amqp:// (RabbitMQ)"
         )
         raise ConfigurationError(msg)

@@ -150,7 +150,7 @@ def limit_tasks(app: Celery, gate: SignatureCheck | None, put_aside: PutAside) -
     give_threads(app)
     if theirs:
         rule = "their messages must be signed" if gate else "anybody who can publish may start them"
-        log.info("this worker takes tasks beside the fleet's (%s): %s", rule, ", ".join(theirs))
+        log.info("this worker also takes tasks of others (%s): %s", rule, ", ".join(theirs))
 
 
 def give_threads(app: Celery) -> None:

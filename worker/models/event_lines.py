@@ -47,7 +47,7 @@ async def plain(parts: AsyncIterator[bytes], label: str) -> AsyncIterator[bytes]
 
 
 class _Unpacking:
-    """Unpacks the members of a compressed body, one behind the other."""
+    """Unpacks the members of a compressed body, one after the other."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits

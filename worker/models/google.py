@@ -348,7 +348,7 @@ class StreamedContent:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of interest follows: usage may come behind the finish reason."""
+        """Whether nothing of interest follows: usage may come after the finish reason."""
         return self._is_closed or self.error is not None
 
     @property

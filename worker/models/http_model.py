@@ -519,7 +519,7 @@ async def _begin(parts: AsyncIterator[bytes]) -> bytes:
 
 
 async def _following(parts: AsyncIterator[bytes], until: float | None) -> bytes | None:
-    """Return the next bytes of a stream, None behind its last.
+    """Return the next bytes of a stream, None after its last.
 
     `until` is set where its answer is finished: what does not come by then is not missed.
     """

@@ -1,6 +1,6 @@
 """What a service must get back with an answer, besides what its protocol has. Pure.
 
-Gemini signs its calls. Behind Google's endpoint of chat completions the signature stands in
+Gemini signs its calls. After Google's endpoint of chat completions the signature stands in
 `extra_content`, behind LiteLLM in `provider_specific_fields` or in a long id, and what Claude
 thought in `thinking_blocks`. Kimi and DeepSeek refuse an answer with calls that comes back without
 the field of its reasoning, even an empty one. It is kept as reasoning of the model that gave it,

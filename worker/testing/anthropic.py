@@ -181,9 +181,7 @@ def _assistant(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
         if block["type"] == "thinking" and block["signature"] != signature(block):
             raise MisfitError(where, "Invalid `signature` in `thinking` block")
         if block["type"] in _THOUGHTS and calls:
-            why = (
-                "`thinking` or `redacted_thinking` blocks cannot be modified or moved behind calls"
-            )
+            why = "`thinking` or `redacted_thinking` blocks cannot be modified or moved after calls"
             raise MisfitError(where, why)
         if block["type"] == "tool_use":
             fit_id(block["id"], PLAIN_ID, f"{where}.tool_use.id")

@@ -185,7 +185,7 @@ def _check_blocks(blocks: list[dict[str, Any]], place: str, names: set[str]) -> 
         if document := block.get("document"):
             _check_name(document["name"], f"{where}.document.name", names)
     if ["document"] in kinds and ["text"] not in kinds and "toolResult" not in place:
-        raise MisfitError(place, "a document needs a text beside it")
+        raise MisfitError(place, "a document needs a text with it")
 
 
 def _check_name(name: str, place: str, names: set[str]) -> None:

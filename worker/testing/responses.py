@@ -143,7 +143,7 @@ def _messages(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if kind == "reasoning":
             continue
         if kind == "message" and item["role"] == "assistant":
-            if answer and answer["content"] is None:  # behind its calls, as proxies put it
+            if answer and answer["content"] is None:  # after its calls, as proxies put it
                 answer["content"] = _content(item["content"])
                 continue
             if answer:

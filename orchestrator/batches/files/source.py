@@ -252,7 +252,7 @@ def _check_names(names: list[str]) -> None:
         raise ConfigurationError("the header names no column; write the columns' names")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        msg = f"column {twice[:60]!r} is there twice; give each its own name"
+        msg = f"column {twice[:60]!r} appears twice; give each its own name"
         raise ConfigurationError(msg)
 
 
@@ -295,7 +295,7 @@ def _elements(file: BinaryIO) -> Iterator[RawLine]:
         row += 1
     text.take("]")
     if text.next():
-        raise ConfigurationError(f"line {text.line}: there is more behind the array; remove it")
+        raise ConfigurationError(f"line {text.line}: there is more after the array; remove it")
 
 
 class _Characters:
@@ -318,7 +318,7 @@ class _Characters:
                 return self._text[self._place : self._place + 1]
 
     def take(self, wanted: str) -> None:
-        """Go behind the next character, which must be `wanted`."""
+        """Skip the next character, which must be `wanted`."""
         found = self.next()
         if found != wanted:
             there = repr(found) if found else "the end of the file"
@@ -327,7 +327,7 @@ class _Characters:
         self._place += 1
 
     def element(self) -> str:
-        """Return the text of the value that begins here and go behind it."""
+        """Return the text of the value that begins here, and skip it."""
         while True:
             held = len(self._text) - self._place
             try:
@@ -339,7 +339,7 @@ class _Characters:
                 self._go_to(getattr(error, "pos", self._place))
                 msg = f"line {self.line}: is not valid JSON ({why}), or longer than 4 MiB"
                 raise ConfigurationError(msg) from None
-            # A number may go on behind what was read.
+            # A number may go on after what was read.
             if end < len(self._text) or self._over:
                 found = self._text[self._place : end]
                 self._go_to(end)

@@ -200,7 +200,7 @@ class BatchAction(ActionHandler):
         self, batch: str, verb: str, given: ActionRequest, which: dict[str, Any]
     ) -> ActionResult:
         if given.where or not which.keys() <= _SELECTED:
-            msg = f"filter: write {', '.join(sorted(_SELECTED))}, and no `where` beside it"
+            msg = f"filter: write {', '.join(sorted(_SELECTED))}, and no `where` with it"
             raise ConfigurationError(msg)
         page = await self.site.fleet.runs.page(
             batch=batch, limit=PAGE, cursor=given.cursor, **which

@@ -69,11 +69,11 @@ class WorkersReport(Record):
 class ActionRequest(Record):
     """The body of an action. `overrides` are fields of the configuration, where a run goes on.
 
-    `message` is what a run is given by `send`, or by `fork` in place of what it was given behind
+    `message` is what a run is given by `send`, or by `fork` in place of what it was given after
     its first `at` steps.
 
     For a batch, `where` selects the runs of a retry as `batch.retry` does, and `filter` (`status`,
-    `stop_reason`, `agent`, `tenant`, `error`) those of any action: a page of them at a time, behind
+    `stop_reason`, `agent`, `tenant`, `error`) those of any action: a page of them at a time, after
     `cursor`. Without them an action concerns the whole batch. For several runs, `runs` are their
     ids, or `filter` has conditions as those of the list.
     """

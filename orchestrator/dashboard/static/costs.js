@@ -58,7 +58,7 @@ async function load() {
   const by = days.rows.map((one) => ({ name: one.group.day, value: Number(one.usd), text: usd(one.usd) })).sort((a, b) => a.name.localeCompare(b.name));
   const { total } = found;
   fill(shown,
-    facts([["Paid", usd(total.usd, total.default_priced_calls > 0)], ["Calls", calls(total)], ["Of it lost", usd(total.lost_usd)], ["May have been paid beside", usd(total.ambiguous_usd)], ["Saved by caches", usd(total.saved_usd)], ["Cached tokens", `${count(total.cached_tokens)} of ${count(total.input_tokens)}`]]),
+    facts([["Paid", usd(total.usd, total.default_priced_calls > 0)], ["Calls", calls(total)], ["Of it lost", usd(total.lost_usd)], ["May also have been paid", usd(total.ambiguous_usd)], ["Saved by caches", usd(total.saved_usd)], ["Cached tokens", `${count(total.cached_tokens)} of ${count(total.input_tokens)}`]]),
     found.unpriced_models.length ? el("div", { class: "alert alert-warning", role: "status" }, `No price is known for ${found.unpriced_models.join(", ")}: their costs are guesses until model_pricing.json names them.`) : null,
     by.length ? el("section", { "aria-label": "Costs by day" }, el("h2", { class: "h5" }, "By day"), columns("USD by day", by), el("p", { class: "sf-muted small" }, `${by[0].name} to ${by[by.length - 1].name}`)) : null,
     el("h2", { class: "h5" }, `By ${chosen.join(" and ")}`),

@@ -67,7 +67,7 @@ function buttons(run) {
 async function fork(at = found.run.steps - 1, title = "Fork this run") {
   const fields = [
     { label: `Keep steps (0 to ${found.run.steps})`, name: "at", type: "number", value: String(at) },
-    { label: "Message in place of the one that it had there", name: "message", type: "textarea" },
+    { label: "Message in place of the one there", name: "message", type: "textarea" },
     { label: "Model", name: "model", hint: "as before" },
     ...LIMITS,
   ];
@@ -236,7 +236,7 @@ async function beside() {
   const { run } = there;
   const row = (name, read) => [name, read(found.run), read(run)];
   const heads = ["", "this run", el("a", { href: page(`/runs/${encodeURIComponent(other)}`) }, "the other")].map((name) => ({ name }));
-  return [table("This run beside another", heads, [
+  return [table("This run next to another", heads, [
     row("Status", (one) => badge(one.status)), row("Stop reason", (one) => one.stop_reason || ""), row("Steps", (one) => count(one.steps)),
     row("Tokens", (one) => count(one.tokens)), row("Cost", (one) => usd(one.cost_usd)), row("Active", (one) => duration(one.active_seconds)), row("Error", (one) => one.error || ""),
   ]), stepsBeside(found.steps, there.steps, heads)];
@@ -249,8 +249,8 @@ function stepsBeside(mine, theirs, heads) {
   const from = all.find(differs);
   if (from === undefined) return all.length ? el("p", {}, "The steps of this page are alike in both.") : null;
   const cell = (one) => (one ? el("div", { class: "sf-wrap" }, [...one.tool_calls.map((call) => `${call.tool}(${call.arguments ?? ""}) → ${call.error ?? call.result ?? ""}`), one.text, ...one.errors].filter(Boolean).map((text) => el("p", { class: "mb-1" }, text.length > 400 ? `${text.slice(0, 400)}…` : text))) : "none");
-  return el("details", { class: "sf-folded mb-3", "data-key": "beside", open: true }, el("summary", {}, `They part with step ${first + from}`),
-    table("Steps beside each other", heads, all.slice(from).map((at) => [`Step ${first + at}${differs(at) ? "" : " (alike)"}`, cell(mine[at]), cell(theirs[at])])));
+  return el("details", { class: "sf-folded mb-3", "data-key": "beside", open: true }, el("summary", {}, `They differ from step ${first + from}`),
+    table("Steps side by side", heads, all.slice(from).map((at) => [`Step ${first + at}${differs(at) ? "" : " (alike)"}`, cell(mine[at]), cell(theirs[at])])));
 }
 
 let turn = 0;

@@ -41,7 +41,7 @@ _MOVES = frozenset({Lifecycle.QUEUED, Lifecycle.IN_PROGRESS})
 class WorkerSeen(Record):
     """A worker process as it last reported. `seen_seconds_ago` grows when it is gone.
 
-    `name` is that of its node in Celery, with the process id behind it for a child of a pool;
+    `name` is that of its node in Celery, with the process id after it for a child of a pool;
     `process` is `host:pid`. `queues` are the queues that it serves (None where it does not report
     them), `tool_queues` those that the tools of its agents need. `stopping`: it takes no new steps;
     `version` is that of stepfleet, `rss_bytes` the process's memory; those of a version that does

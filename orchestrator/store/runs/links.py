@@ -34,7 +34,7 @@ GONE, FULL, ENDED = "unknown", "full", "ended"
 class Owed:
     """What a run owes: its end to `calls`, a page of them, and `request` to `runs` it started.
 
-    `seen` is the number of its events by then: behind another one it owes anew.
+    `seen` is the number of its events by then: after another one it owes anew.
     """
 
     calls: tuple[Work, ...] = ()

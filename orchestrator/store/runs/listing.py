@@ -101,7 +101,7 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The place behind a run in the order of lists: its time of creation in ms, and its id.
+    """The place after a run in the order of lists: its time of creation in ms, and its id.
 
     Of a batch it is the row of its run.
     """
@@ -163,7 +163,7 @@ class RunLists(Gateway):
         cursor: Cursor | None = None,
         selected: Selected | None = None,
     ) -> RunPage:
-        """Return up to `limit` runs behind the cursor, only those `selected` where that is given.
+        """Return up to `limit` runs after the cursor, only those `selected` where that is given.
 
         Raises `StoreError`.
         """

@@ -255,7 +255,7 @@ class RunReader(Gateway):
         return replace(run, agent=agent.name, header=header, config=config)
 
     async def events(self, run_id: str, after: str = "0") -> tuple[list[dict[str, Any]], str]:
-        """Return the events behind the position `after`, and the position to go on from.
+        """Return the events after the position `after`, and the position to go on from.
 
         Each has its `sequence` number, from 1 without gaps, and an `event_id` made of it.
         """

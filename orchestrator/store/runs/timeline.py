@@ -65,7 +65,7 @@ class _Given(NamedTuple):
 
 
 class _Handing(Record):
-    """What a log entry says of the agents before and behind its step."""
+    """What a log entry says of the agents before and after its step."""
 
     model_config = ConfigDict(extra="ignore")
 

@@ -62,7 +62,7 @@ def test_semicolons_and_tabs_separate_too() -> None:
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        ("a.csv", b"a,b,a\n", "a.csv: column 'a' is there twice"),
+        ("a.csv", b"a,b,a\n", "a.csv: column 'a' appears twice"),
         ("a.csv", b",\n1,2\n", "the header names no column"),
         ("a.csv", b'a,b\n1,"x\n2,y\n', "line 2: is not valid CSV (unexpected end of data)"),
         ("a.csv", b"a,b\n1,2\n3,\xff\n", "line 3: is not UTF-8 (byte 3)"),

@@ -69,7 +69,7 @@ class QoS(StockQoS):
         self.channel.acknowledge(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Drop the message, or restore it behind the others."""
+        """Drop the message, or restore it after the others."""
         self.forget(delivery_tag)
         if requeue:
             self.channel.restore_later(delivery_tag)

@@ -257,7 +257,7 @@ class StreamedConverse:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of interest follows: the usage comes behind the stop reason."""
+        """Whether nothing of interest follows: the usage comes after the stop reason."""
         return self._done or self.error is not None
 
     @property

@@ -320,7 +320,7 @@ def _as_text(block: dict[str, Any], names: dict[str, str]) -> Iterator[dict[str,
 def _has_points(turns: list[dict[str, Any]]) -> bool:
     """Return whether the user has chosen what is cached.
 
-    The service takes four points in all, and none of an hour behind a shorter one.
+    The service takes four points in all, and none of an hour after a shorter one.
     """
     return any("cachePoint" in block for turn in turns for block in turn["content"])
 

@@ -73,7 +73,7 @@ class LeadingThought:
         return self._after(held) if self.is_open else self._text(held)
 
     def _after(self, held: str) -> str:
-        """Return the text behind the end of the thought, once that has come."""
+        """Return the text after the end of the thought, once that has come."""
         _, end, text = held.partition(_END)
         self.is_open = not end
         self._held = "" if end else held[1 - len(_END) :]
@@ -350,7 +350,7 @@ class _StreamedChoice:
 
     def _named_message(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Return a delta that its server names like a whole answer's message."""
-        # Behind deltas it would be all of them once more.
+        # After deltas it would be all of them once more.
         message = None if self._has_deltas else choice.get("message")
         if isinstance(message, dict):
             return message

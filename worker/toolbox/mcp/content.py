@@ -97,7 +97,7 @@ def _texts(parts: Iterable[ContentBlock], media: list[Block]) -> Iterable[str]:
 def _image(part: ImageContent, media: list[Block]) -> str:
     kind = _IMAGES.get(part.mime_type.lower())
     if kind is None:
-        return f"[image left out: {_brief(part.mime_type)} is none that models read]"
+        return f"[image left out: {_brief(part.mime_type)} is not read by models]"
     if len(media) >= MAX_IMAGES:
         return f"[image left out: there are more than {MAX_IMAGES}]"
     taken = sum(len(one["image"]["source"]["bytes"]) for one in media)
