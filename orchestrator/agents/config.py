@@ -72,7 +72,7 @@ class RunOverrides(_ForBoth, total=False):
 
 
 class AgentKeywords(_ForBoth, total=False):
-    """Arguments of `Agent` beside its own."""
+    """Arguments of `Agent` besides its own."""
 
     prompt: str | None
     strategy_options: Mapping[str, Any]
@@ -208,7 +208,7 @@ class AgentConfig(Record):
     def answers_natively(self) -> bool:
         """Whether the provider writes the answer as JSON of the schema.
 
-        In `native` mode, unless there are tools and a model's service cannot do it beside them:
+        In `native` mode, unless there are tools and a model's service cannot do it with them:
         then the answer is given by a tool.
         """
         if self.answer_mode != "native":

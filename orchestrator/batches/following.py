@@ -234,7 +234,7 @@ class CompletedRun:
 
 
 class _TurnLostError(Exception):
-    """This worker was silent for so long that another one may submit the batch."""
+    """This worker was silent long enough for another to submit the batch."""
 
 
 class FollowUpSubmission:

@@ -84,7 +84,7 @@ class BatchPlan:
 
     @property
     def signature(self) -> bytes:
-        """What beside the lines decides what their runs do: agents and overrides."""
+        """What besides the lines decides what their runs do: agents and overrides."""
         parts = sorted(([base.digest, base.overrides] for base in self._used), key=itemgetter(0))
         whole = [self._default, parts, *self.rules.signature]
         return exact_json.dumps(whole, option=orjson.OPT_SORT_KEYS)

@@ -56,7 +56,7 @@ def is_empty(path: Path) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file beside `path`, and move it there whole when it is complete and on the disk.
+    """Give a file next to `path`, and move it there whole when it is complete and on the disk.
 
     A pipe or device gets the bytes at once. Raises `ConfigurationError` where it cannot be
     written (a full disk).

@@ -123,7 +123,7 @@ def schedule_remove(name: Name, data: options.Data = options.DATA_FOLDER) -> Non
 
 @schedule.command("run-now")
 def schedule_run_now(name: Name, data: options.Data = options.DATA_FOLDER) -> None:
-    """Submit a schedule's batch now, beside its ticks."""
+    """Submit a schedule's batch now, outside its ticks."""
 
     async def submit(fleet: AsyncFleet) -> str:
         return (await fleet.schedules.run_now(name)).id

@@ -436,7 +436,7 @@ async def follow(
 
 
 def print_ended(ended: EndedBatch, seconds: float, *, json: bool) -> None:
-    """Print how a batch ended after so many seconds."""
+    """Print how a batch ended after `seconds`."""
     print_either(
         ended,
         lambda one: summary(one.progress, one.failures, wall_seconds=seconds),

@@ -59,7 +59,7 @@ MOST_FOLLOWING = 100
 
 
 class ThenOptions(RunOverrides, total=False):
-    """The options of `then` beside its input: for all runs of the batch that follows."""
+    """The options of `then` besides its input: for all runs of the batch that follows."""
 
     page: int | None
     until_one: bool
@@ -112,7 +112,7 @@ class AsyncBatch:
         """Return the batch that begins when this one has ended, and works on its results.
 
         Without a `page` it has a run for each completed one, whose `input` may name `{output}`,
-        `{input}` and `{id}`. With a `page` it has one for so many rows, and `input` names
+        `{input}` and `{id}`. With a `page` it has one run for each `page` rows, and `input` names
         `{outputs}`, a JSON list, and `{count}`; with `until_one` their results are taken in pages
         again, until one run is left: it alone is the batch that this returns. Each result is cut at
         8,000 characters. Runs that did not complete are left out; `after_failed="stop"` submits

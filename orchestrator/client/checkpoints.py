@@ -247,7 +247,7 @@ class CheckpointFolder:
         self.keep = keep
 
     def save(self, checkpoint: AgentCheckpoint) -> Path:
-        """Write a checkpoint beside the others, and remove the run's oldest above the limit.
+        """Write one more checkpoint, and remove the run's oldest above the limit.
 
         Raises `ConfigurationError` as `save_checkpoint` does, and for a run id that cannot be
         part of a file's name: the writer of a checkpoint's file chooses the id in it.

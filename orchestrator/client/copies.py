@@ -47,7 +47,7 @@ _HAD_ITS_ANSWER = (StopReason.COMPLETED, StopReason.FINISH_REASON)
 def capture(run: StoredRun, now: datetime, at: int | None = None) -> AgentCheckpoint:
     """Return the checkpoint of a run at `now`, or as it was after its first `at` steps.
 
-    It shares its records with `run`. Raises `ConfigurationError` where it has not so many.
+    It shares its records with `run`. Raises `ConfigurationError` where it has fewer.
     """
     count = checked_at(run, at)
     log = run.log[:count]

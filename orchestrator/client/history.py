@@ -40,7 +40,7 @@ _CLEARED = "traces_cleared"
 
 
 class RestoreOptions(RunOverrides, total=False):
-    """What `restore` and `load_state` take beside a checkpoint and an agent."""
+    """What `restore` and `load_state` take besides a checkpoint and an agent."""
 
     run_id: UUID | str | None
 
@@ -69,7 +69,7 @@ class AsyncFleetHistory:
         """Return everything of a run, as it is now or as it was after its first `at` steps.
 
         A step under way is not part of it: where the checkpoint is restored, it is done again.
-        Raises `NotFoundError` for an unknown run, or one that has not so many steps.
+        Raises `NotFoundError` for an unknown run, or one with fewer steps.
         """
         client = await self._session.open()
         return await _captured(client, await client.store.runs.get(run_id), at)

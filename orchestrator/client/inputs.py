@@ -83,7 +83,7 @@ class RunOptions(SubmitOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """What `submit` is given of a run beside its input and its agent, checked."""
+    """What `submit` is given of a run besides its input and agent, checked."""
 
     run_id: UUID | str | None
     metadata: dict[str, Any]

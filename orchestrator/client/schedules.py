@@ -137,7 +137,7 @@ class AsyncFleetSchedules:
         await store.remove(name)
 
     async def run_now(self, name: str) -> AsyncBatch:
-        """Submit a schedule's batch now, beside its ticks, and return it."""
+        """Submit a schedule's batch now, outside its ticks, and return it."""
         client, store = await self._open()
         view = await store.get(name)
         now = (await store.now()).replace(microsecond=0)

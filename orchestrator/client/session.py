@@ -134,7 +134,7 @@ class FleetSession:
     """One connection, in the loop of its first use; all rooms of a fleet share it.
 
     Without a Redis in the settings it joins the private server of the folder `.stepfleet`, where
-    there is one; with `local`, that one's server, and it has the worker beside. `brings` names
+    there is one; with `local`, that one's server, and its worker runs here. `brings` names
     agents whose workers the caller starts; `app` is the user's own Celery app, whose workers do
     the steps.
     """

@@ -1,4 +1,4 @@
-"""Event envelopes: the output of a commit beside its state. Pure."""
+"""Event envelopes: the output of a commit besides its state. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime

@@ -55,7 +55,7 @@ NOTHING = Spending()
 
 
 def spending_of(usage: UsageStats, usd: float, seconds: float = 0.0) -> Spending:
-    """Return what calls with that usage and price, in a step of so many seconds, have spent."""
+    """Return what calls with that usage and price, in a step of `seconds`, have spent."""
     tokens = usage.prompt_tokens + usage.completion_tokens
     return Spending(nano_usd(usd), tokens, usage.llm_calls, round(seconds * 1000))
 

@@ -28,7 +28,7 @@ _ROOM = 900_000
 """Bytes of all results in an input together, which may have 1 MiB."""
 _LONGEST_ID = 100
 _BESIDE = 60
-"""Bytes of a result's JSON beside its id and its text, and of the note that it was cut."""
+"""Bytes of a result's JSON without its id and its text, and of the note that it was cut."""
 _PLACE = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
 NO_TEXT = "(no text)"
 OUTPUT, OUTPUTS, COUNT = "output", "outputs", "count"

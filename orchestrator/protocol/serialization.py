@@ -25,7 +25,7 @@ from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.records.usage import UsageStats
 
 NOT_IN_HANDOFF = frozenset({"messages", "tool_results", "last_continuation_outcome", "status"})
-"""Held elsewhere: messages and tool results in the log, outcome and status beside the state."""
+"""Held elsewhere: messages and tool results in the log, outcome and status next to the state."""
 _EXCLUDED = set(NOT_IN_HANDOFF)
 
 

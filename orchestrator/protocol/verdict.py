@@ -149,7 +149,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that a decision needs beside the claim and the attempt.
+    """Facts that a decision needs besides the claim and the attempt.
 
     `now` is Redis's time; `jitter` lies between 0 and 1; `worker` is the name of the worker;
     `patience` the seconds that a step waits for a service that is out.

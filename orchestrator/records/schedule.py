@@ -68,7 +68,7 @@ class ScheduleState(Record):
 class ScheduleView(Record):
     """A schedule, what came of it, and its next tick (None while it is paused).
 
-    `run_now` is the newest batch beside its ticks.
+    `run_now` is the newest batch outside its ticks.
     """
 
     schedule: Schedule

@@ -17,7 +17,7 @@ from stepfleet.orchestrator.store.lua import run_script
 LONGEST_PAUSE = 60.0
 """Seconds between probes, at most."""
 KNOWN_SECONDS = 15.0
-"""A closed circuit is known for so long, until every worker has seen that."""
+"""How long a closed circuit is known, until every worker has seen that."""
 PAGE = 200
 _SHOWN = 200
 

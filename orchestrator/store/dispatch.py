@@ -355,7 +355,7 @@ def kombu_url(url: str) -> str:
 
 
 def kombu_conf(url: str, prefix: str = "") -> dict[str, Any]:
-    """Return the Celery settings that a broker needs beside its URL.
+    """Return the Celery settings that a broker needs besides its URL.
 
     `prefix` begins the keys of a Redis; other brokers have none.
 

@@ -87,7 +87,7 @@ class FeedPosition:
 class FeedPage:
     """Envelopes of one feed in order, the place after them, and how many writes were missed.
 
-    A write is missed where an outlet stood still for so long that its pointer or the run's
+    A write is missed where an outlet stood still until its pointer or the run's
     events are gone.
     """
 

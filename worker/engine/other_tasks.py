@@ -1,4 +1,4 @@
-"""Limits the tasks that a worker accepts beside its own two: Celery's, and the user's own.
+"""Limits the tasks that a worker accepts besides its own two: Celery's, and the user's own.
 
 Celery registers tasks in every app (`celery.group`, `celery.chord` and others). Their arguments
 name tasks and queues, so a message for one makes a worker publish whatever a stranger wrote.
@@ -154,7 +154,7 @@ def limit_tasks(app: Celery, gate: SignatureCheck | None, put_aside: PutAside) -
 
 
 def give_threads(app: Celery) -> None:
-    """Let the tasks of the app's user run beside the event loop, where the pool has one."""
+    """Let the tasks of the app's user run off the event loop, where the pool has one."""
     for name, task in app.tasks.items():
         if name not in (TASK, TOOL_TASK) and not name.startswith(CELERYS):
             give_thread(task)

@@ -362,7 +362,7 @@ class Instrumentation:
         calls: Callable[[], float],
         fleet: Callable[[], Awaitable[FleetFigures]],
     ) -> list[Coroutine[Any, Any, None]]:
-        """Return what runs beside the steps.
+        """Return what runs in the background.
 
         `steps` and `calls` return how many are held, `fleet` reads the figures of all workers.
         """

@@ -224,7 +224,7 @@ _OVERLOADED = 529
 
 
 def too_long(tokens: int, window: int) -> str:
-    """Return why a prompt of so many tokens is refused."""
+    """Return why a prompt of that many tokens is refused."""
     return f"prompt is too long: {tokens} tokens > {window} maximum"
 
 

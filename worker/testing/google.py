@@ -184,7 +184,7 @@ def _choice(config: dict[str, Any]) -> Any:
 
 
 def too_long(tokens: int, window: int) -> str:
-    """Return why a prompt of so many tokens is refused."""
+    """Return why a prompt of that many tokens is refused."""
     return (
         f"The input token count ({tokens}) exceeds the maximum number of tokens allowed ({window})."
     )

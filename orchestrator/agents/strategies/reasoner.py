@@ -116,7 +116,7 @@ class StrategyReasoner(Reasoner):
         try:
             return parsed_object(response.content)
         except BoundsError:
-            if response.tool_calls:  # native calls need no object beside them
+            if response.tool_calls:  # native calls need no object with them
                 return {"thought": response.content}
             raise
 

@@ -149,7 +149,7 @@ def parse_after_failed(value: Any) -> AfterFailed:
 
 
 def check_before(count: int) -> None:
-    """Raise `ConfigurationError` unless a run may wait for so many."""
+    """Raise `ConfigurationError` unless a run may wait for that many."""
     if not 1 <= count <= MOST_BEFORE:
         msg = f"field 'after' names {count:,} runs; name 1 to {MOST_BEFORE:,}"
         raise ConfigurationError(f"{msg}, or let them follow each other")
@@ -168,7 +168,7 @@ def input_of(
 ) -> tuple[Message, ...]:
     """Return an input as messages: text, a conversation, or a dict.
 
-    An agent's `prompt` words a dict by its fields, and text as the field `input` beside the
+    An agent's `prompt` words a dict by its fields, and text as the field `input` next to the
     others of its `line`. Without a prompt a dict is sent as JSON. A conversation is sent as it is.
     """
     if isinstance(value, dict):

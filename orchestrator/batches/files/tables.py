@@ -406,7 +406,7 @@ class ResultTable:
         return pa.Table.from_batches(groups, schema)
 
     def to_pandas(self) -> DataFrame:
-        """Return the table, in memory; integers and booleans keep their type beside nulls.
+        """Return the table, in memory; integers and booleans keep their type among nulls.
 
         Raises `ConfigurationError` without pandas and pyarrow.
         """

@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 
 PAUSED = "the fleet is paused: stepfleet resume --all"
 QUIET_SECONDS = 3.0
-"""A wait without progress looks for the reason after so long, and again as often."""
+"""How often a wait without progress looks for the reason."""
 LOG_SECONDS = 60.0
-"""The same reason is logged again after so long, however many waits there are."""
+"""How often the same reason is logged again, however many waits there are."""
 
 READ_SECONDS = 1.0
 """The longest time that a wait stands still itself for the reason."""

@@ -103,7 +103,7 @@ log = logging.getLogger(__name__)
 RESULTS_AT_ONCE = 65_536
 """Bytes of a file that are sent together."""
 
-"""After so long without taking a part, a client is given up."""
+"""A client that takes no part for this time is given up."""
 KINDS = {"jsonl": "application/x-ndjson", "csv": "text/csv; charset=UTF-8"}
 
 Send = Callable[[bytes], None]
@@ -371,7 +371,7 @@ AT_ONCE, PAGE = 4, 500
 USUAL, MOST_EXPORTED = 100_000, 1_000_000
 """Runs of a file whose `limit` is not given, and of any."""
 
-"""After so long without taking a part, a client is given up."""
+"""A client that takes no part for this time is given up."""
 COLUMNS = tuple(RunSummary.model_fields)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -29,7 +29,7 @@ function filters() {
   return made;
 }
 
-/** Calls that were paid for; beside them those that may have been, and those that were not made. */
+/** Calls that were paid for; next to them those that may have been, and those that were not made. */
 const calls = (one) => {
   const beside = [[one.ambiguous_calls, "ambiguous"], [one.cached_calls, "cached"]].filter(([many]) => many);
   return el("span", {}, count(one.calls), beside.map(([many, kind]) => el("div", { class: "small sf-muted" }, `+ ${count(many)} ${kind}`)));

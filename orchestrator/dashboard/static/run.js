@@ -327,7 +327,7 @@ follow([`run:${id}`, `text:${id}`, "fleet"], (topic, data) => {
   else if (topic !== "fleet" || isOfFleet(data)) load();
 });
 
-/** Whether the page shows what changes without this run: runs beside it, and a pause of the fleet. */
+/** Whether the page shows what changes without this run: runs next to it, and a pause of the fleet. */
 function isOfFleet({ paused }) {
   if (!found || isOver(found.run)) return children.some((one) => !isOver(one));
   return paused !== found.fleet_paused || Object.keys(found.before).length > 0 || children.some((one) => !isOver(one));

@@ -27,7 +27,7 @@ from stepfleet.orchestrator.store.pace import SweepPace
 ROWS = 1600
 """Rows in one page of a sweep."""
 STALE_SECONDS = 10.0
-"""A worker continues a sweep that has not moved for so long."""
+"""A worker continues a sweep that has not moved for this time."""
 MOST_AT_ONCE = 10
 LONGEST_MESSAGE = 500
 """Characters of the error that `BatchHold` quotes."""

@@ -34,7 +34,7 @@ MOST_AT_ONCE = 20
 MOST = 1_000
 """Schedules of a fleet."""
 RUN_NOW = " now"
-"""After a name, among the states: the id of the newest batch beside its ticks."""
+"""After a name, among the states: the id of the newest batch outside its ticks."""
 ROWS_SECONDS = 3600
 """How long lines stay that belong to no schedule (yet)."""
 
@@ -182,7 +182,7 @@ class Schedules(Gateway):
         await self._write(*place, schedule=schedule, state=state, look=look)
 
     async def note_run_now(self, name: str, batch_id: str) -> None:
-        """Store which batch was submitted beside a schedule's ticks, if the schedule is there."""
+        """Store which batch was submitted outside a schedule's ticks, if that exists."""
         if await self.is_there(name):
             await self._connection.execute("HSET", self._states, name + RUN_NOW, batch_id)
 

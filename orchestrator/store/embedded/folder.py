@@ -176,7 +176,7 @@ class Folder:
 
     @property
     def log(self) -> Path:
-        """The server's log since its last start; the one before is beside it."""
+        """The server's log since its last start; the one before is next to it."""
         return self.root / "redis.log"
 
     @property

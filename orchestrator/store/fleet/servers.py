@@ -263,7 +263,7 @@ def infos_of_masters(client: Any, *sections: str) -> list[dict[str, Any]]:
 
 
 def cluster_facts(client: Any, shards: int) -> ClusterFacts:
-    """Return the facts of a cluster whose store has so many shards."""
+    """Return the facts of a cluster whose store has `shards` shards."""
     primaries: list[ClusterNode] = client.get_primaries()
     first = primaries[0]
     topology = Topology.parse(

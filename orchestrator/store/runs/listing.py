@@ -2,7 +2,7 @@
 
 A shard has a list of runs per status, and per stop reason of those that have ended, in the order of
 their creation. Scripts keep them with the run's own records. Other conditions are held against the
-headers of so many runs that a page takes a bounded time; the cursor says where to go on.
+headers of a bounded number of runs; the cursor says where to go on.
 """
 
 import asyncio

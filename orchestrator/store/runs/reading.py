@@ -289,7 +289,7 @@ class RunReader(Gateway):
         ]
 
     async def logs(self, steps: Sequence[tuple[str, int]]) -> list[Fields]:
-        """Return the logs of runs with so many steps, by the steps' numbers; no inputs."""
+        """Return the logs of runs with that many steps, by the steps' numbers; no inputs."""
         reads = (
             ("HMGET", f"{self._keys.run(run_id)}:log", *range(count))
             for run_id, count in steps
@@ -488,7 +488,7 @@ def _newest_error(header: Fields, fields: Fields, lost: Mapping[str, str]) -> La
 
 
 def _about(messages: int) -> int:
-    """Return how many steps may hold so many messages."""
+    """Return how many steps may hold that many messages."""
     return -(-messages // _MESSAGES_PER_STEP)
 
 

@@ -55,7 +55,7 @@ class PatternCost:
 
 
 class TooMuchMatchingError(Exception):
-    """A text is too long for a pattern that has so many parts."""
+    """A text is too long for a pattern with that many parts."""
 
 
 def matches(pattern: str, text: str) -> bool:

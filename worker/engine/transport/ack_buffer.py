@@ -106,7 +106,7 @@ class Script:
 
 @functools.cache
 def script(name: str) -> Script:
-    """Return the script of the file ``name.lua`` beside this module."""
+    """Return the script of the file ``name.lua`` in this folder."""
     text = resources.files(__package__).joinpath(f"{name}.lua").read_text("utf-8")
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 

@@ -206,7 +206,7 @@ class Channel(WakingChannel):
 
     QoS = QoS
 
-    #: Transport options (``broker_transport_options``), beside kombu's own: most messages, and
+    #: Transport options (``broker_transport_options``), besides kombu's own: most messages, and
     #: bytes after which to stop, of one fetch, and the largest message in bytes.
     batch_messages = 100
     batch_bytes = 1024 * 1024

@@ -264,7 +264,7 @@ def _media(media: Media) -> dict[str, Any]:
 
 
 def _finish_documents(turns: list[dict[str, Any]]) -> None:
-    """Give documents names that the service takes, each once, and a text beside them."""
+    """Give documents names that the service takes, each once, and a text with them."""
     seen: set[str] = set()
     for turn in turns:
         for document in _documents(turn["content"]):

@@ -321,7 +321,7 @@ def delayed(fault: Fault, answer: HttpAnswer) -> HttpAnswer:
 
 
 def too_long(tokens: int, window: int) -> str:
-    """Return why a prompt of so many tokens is refused."""
+    """Return why a prompt of that many tokens is refused."""
     return (
         f"This model's maximum context length is {window} tokens. However, your messages resulted "
         f"in {tokens} tokens. Please reduce the length of the messages."

@@ -66,7 +66,7 @@ end
 -- Whether somebody has switched it off: then only those wait whose calls are refused.
 function learn.is_off(name) return configured[name].learn == false end
 
--- Applies the limits in an answer. Beside configured limits only those count that somebody has set, and lower.
+-- Applies the limits in an answer. Next to configured limits only those count that somebody has set, and lower.
 function learn.take_said(name, said)
   local lower, is_same = {}, true
   for field, kind in pairs(KINDS) do
