@@ -43,7 +43,7 @@ from stepfleet.orchestrator.cli.terminal import (
     usd,
 )
 from stepfleet.orchestrator.cli.trace import follow_conversation, trace, whole_view
-from stepfleet.orchestrator.client.approvals import asks_below
+from stepfleet.orchestrator.client.approvals import approvals_below
 from stepfleet.orchestrator.client.comparison import RunComparison, RunFigures
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.rendering import RunView
@@ -245,7 +245,7 @@ async def read_tree(named: str, batch: str | None, fleet: AsyncFleet) -> Shown:
     run, awaited = await read_run(named, batch, fleet)
     tree = await fleet.runs.tree(run.run_id)
     waits, _ = await waits_of(run, fleet)
-    return Shown(run, awaited, waits, tree, await asks_below(tree, fleet.approvals))
+    return Shown(run, awaited, waits, tree, await approvals_below(tree, fleet.approvals))
 
 
 def run_data(found: Shown) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from stepfleet.orchestrator.records.calls.answers import (
 from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.store.pace import in_groups
-from stepfleet.orchestrator.store.runs.asks import Asks, Waits
+from stepfleet.orchestrator.store.runs.approvals import ApprovalStore, Waits
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 LONGEST_TEXT = 16_000
@@ -49,7 +49,7 @@ _RUNS = 10
 """Runs that are looked at: a command for each."""
 
 
-class AskFilter(TypedDict, total=False):
+class ApprovalFilter(TypedDict, total=False):
     """Which calls are meant; all conditions hold.
 
     `group` is that of equal calls, `key` that of one call, as it was listed.
@@ -64,7 +64,7 @@ class AskFilter(TypedDict, total=False):
     kind: str
 
 
-class DecideOptions(AskFilter, total=False):
+class DecideOptions(ApprovalFilter, total=False):
     """A decision, and which calls it is for.
 
     `call` is the call's place in its turn, from 0, where a run waits for several. `approve` is
@@ -88,7 +88,7 @@ class AsyncFleetApprovals:
         self._session = session
 
     async def page(
-        self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[AskFilter]
+        self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[ApprovalFilter]
     ) -> AskPage:
         """Return up to `limit` calls that wait, the oldest first; all conditions hold.
 
@@ -96,22 +96,22 @@ class AsyncFleetApprovals:
         field.
         """
         _check(which)
-        found, following = await (await self._asks()).page(limit, cursor)
+        found, following = await (await self._approvals()).page(limit, cursor)
         asks = (one.ask for one in found)
         return AskPage(asks=tuple(a for a in asks if _matches(a, which)), next=following)
 
     async def of_run(self, run_id: str) -> tuple[Ask, ...]:
         """Return the calls of a run that wait; none for a run that is not there."""
-        return tuple(one.ask for one in await (await self._asks()).of_run(run_id))
+        return tuple(one.ask for one in await (await self._approvals()).of_run(run_id))
 
     async def of_batch(self, batch_id: str) -> AskCount:
         """Return how many calls of a batch wait, those of the runs below its own among them.
 
         A count up to 1,000, among the 5,000 calls that wait longest or so.
         """
-        return await (await self._asks()).count_of_batch(batch_id)
+        return await (await self._approvals()).count_of_batch(batch_id)
 
-    async def all(self, **which: Unpack[AskFilter]) -> AsyncGenerator[Ask, None]:
+    async def all(self, **which: Unpack[ApprovalFilter]) -> AsyncGenerator[Ask, None]:
         """Yield all calls that wait, the oldest first."""
         cursor: str | None = None
         while True:
@@ -128,7 +128,7 @@ class AsyncFleetApprovals:
         Raises `ConfigurationError` where nothing of the run waits, or the answer is none of the
         options of one of these questions: nothing is decided then.
         """
-        which = AskFilter(**{k: v for k, v in options.items() if k not in _DECISION})  # type: ignore[typeddict-item]
+        which = ApprovalFilter(**{k: v for k, v in options.items() if k not in _DECISION})  # type: ignore[typeddict-item]
         _check(which)
         _check_decision(options)
         if run_id is None and not which:
@@ -138,7 +138,7 @@ class AsyncFleetApprovals:
         store = await self._session.store()
         now = await store.runs.now()
         decision = _decision(options, now)
-        asks = await self._asks()
+        asks = await self._approvals()
         if run_id is not None:
             run, waits = await store.runs.get(run_id), await asks.of_run(run_id)
             call = options.get("call")
@@ -159,12 +159,12 @@ class AsyncFleetApprovals:
             decided = decided.plus(await _decided(asks, page, decision))
         return decided
 
-    async def _asks(self) -> Asks:
+    async def _approvals(self) -> ApprovalStore:
         return (await self._session.store()).approvals
 
 
 async def _matching(
-    asks: Asks, which: AskFilter, decision: Decision, before: datetime
+    asks: ApprovalStore, which: ApprovalFilter, decision: Decision, before: datetime
 ) -> AsyncGenerator[list[Waits], None]:
     """Yield by pages what the conditions hold for, of the calls that waited at that time.
 
@@ -211,7 +211,7 @@ def _decision(options: DecideOptions, at: datetime) -> Decision:
     )
 
 
-def _is_meant(ask: Ask, which: AskFilter, call: int | None) -> bool:
+def _is_meant(ask: Ask, which: ApprovalFilter, call: int | None) -> bool:
     return _matches(ask, which) and call in (None, ask.index)
 
 
@@ -223,7 +223,7 @@ def _the_one(run_id: str, found: Sequence[Waits]) -> Waits:
     return found[0]
 
 
-async def _decided(asks: Asks, waits: Sequence[Waits], decision: Decision) -> Decided:
+async def _decided(asks: ApprovalStore, waits: Sequence[Waits], decision: Decision) -> Decided:
     replies = await in_groups(waits, lambda one: asks.decide(one, decision))
     applied = sum(reply.applied for reply in replies)
     before = next((who for reply in replies if (who := _earlier(reply))), None)
@@ -258,16 +258,16 @@ def _check_answer(ask: Ask, decision: Decision) -> None:
 
 def _check(which: Any) -> None:
     for name, value in which.items():
-        if name not in AskFilter.__annotations__ or not isinstance(value, str):
-            known = (*AskFilter.__annotations__, *_DECISION)
+        if name not in ApprovalFilter.__annotations__ or not isinstance(value, str):
+            known = (*ApprovalFilter.__annotations__, *_DECISION)
             close = "" if name in known else meant(name, known)
-            fix = close or f"; write {', '.join(AskFilter.__annotations__)}"
+            fix = close or f"; write {', '.join(ApprovalFilter.__annotations__)}"
             raise ConfigurationError(f"{name!r} is not a condition with text{fix}")
         if name == "kind" and value not in KINDS:
             raise ConfigurationError(f"kind is {value!r:.60}; write {' or '.join(KINDS)}")
 
 
-def _matches(ask: Ask, which: AskFilter) -> bool:
+def _matches(ask: Ask, which: ApprovalFilter) -> bool:
     values = {
         "agent": ask.agent,
         "tool": ask.tool,
@@ -350,7 +350,7 @@ def _cut(decision: Decision) -> str:
     return str(decision)[:_LONGEST]
 
 
-async def asks_below(tree: RunTree, approvals: AsyncFleetApprovals) -> tuple[Ask, ...]:
+async def approvals_below(tree: RunTree, approvals: AsyncFleetApprovals) -> tuple[Ask, ...]:
     """Return the calls that wait for people in the runs below, of the first ten open ones.
 
     A run with open runs below it waits for these.

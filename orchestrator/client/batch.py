@@ -23,9 +23,9 @@ from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.inputs import BatchOptions, Priority, batch_order
 from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.client.watching.standstill import (
+    approvals_of_batch,
     explained_when_late,
     held_batch,
-    people_of_batch,
 )
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import priority_of
@@ -244,9 +244,9 @@ class AsyncBatch:
         if progress.waits:
             return f"it waits for the end of batch {progress.follows}"
         held = held_batch(client.store, self.id)
-        people = people_of_batch(client.store, self.id)
+        approvals = approvals_of_batch(client.store, self.id)
         needs = partial(needs_of_batch, client.store, self.id)
-        why = await client.standstill.reason(needs, held, people)
+        why = await client.standstill.reason(needs, held, approvals)
         done = f"{progress.done:,} of {progress.total:,} runs have ended"
         return f"{done}{f'; {why}' if why else ''}"
 

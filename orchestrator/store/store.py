@@ -42,7 +42,7 @@ from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.ledger import Ledger
 from stepfleet.orchestrator.store.limits import LimitStore
 from stepfleet.orchestrator.store.response_cache import CacheEntries
-from stepfleet.orchestrator.store.runs.asks import Asks
+from stepfleet.orchestrator.store.runs.approvals import ApprovalStore
 from stepfleet.orchestrator.store.runs.control import Control, Purging
 from stepfleet.orchestrator.store.runs.links import Dependents, Links
 from stepfleet.orchestrator.store.runs.listing import RunLists
@@ -128,9 +128,9 @@ class Store(Opened):
         return Purging(self, self.batches)
 
     @cached_property
-    def approvals(self) -> Asks:
+    def approvals(self) -> ApprovalStore:
         """Calls that wait for people."""
-        return Asks(self, self.calls)
+        return ApprovalStore(self, self.calls)
 
     @cached_property
     def batches(self) -> Batches:

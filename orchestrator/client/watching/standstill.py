@@ -55,7 +55,7 @@ SAMPLED = 100
 """Runs that are looked at: of those that are held, and evenly of a batch."""
 Held = Callable[[], Awaitable[str]]
 """Reads what holds that which is waited for; an empty text where nothing does."""
-People = Callable[[], Awaitable[str]]
+ReadApprovals = Callable[[], Awaitable[str]]
 """Reads what waits for people of that which is waited for; an empty text where nothing does."""
 _NAMED = 10
 """Runs before a run that are named."""
@@ -108,7 +108,7 @@ class Standstill:
             self._reading.cancel()
             await asyncio.wait([self._reading])
 
-    async def reason(self, needs: Needs, held: Held, people: People) -> str:
+    async def reason(self, needs: Needs, held: Held, approvals: ReadApprovals) -> str:
         """Return why nothing moves; empty where nothing is wrong, or that cannot be read."""
         try:
             if self._reading or time.monotonic() - self._read_at >= QUIET_SECONDS:
@@ -121,7 +121,7 @@ class Standstill:
                     self._reading = None
                 reading.result()
             found = self._troubles or await self._lacks(needs)
-            return "; ".join(found or filter(None, (await held(), await people())))
+            return "; ".join(found or filter(None, (await held(), await approvals())))
         except Exception:  # what only explains a wait must not end it
             log.debug("the reason of a standstill is unknown", exc_info=True)
             return ""
@@ -163,11 +163,13 @@ class Standstill:
 class Quiet:
     """One wait: `tick` is to be called again and again, and says whether nothing has moved."""
 
-    def __init__(self, standstill: Standstill, needs: Needs, held: Held, people: People) -> None:
+    def __init__(
+        self, standstill: Standstill, needs: Needs, held: Held, approvals: ReadApprovals
+    ) -> None:
         self._standstill = standstill
         self._needs = needs
         self._held = held
-        self._people = people
+        self._approvals = approvals
         self._reason = ""
         self._next = time.monotonic() + QUIET_SECONDS
 
@@ -177,7 +179,7 @@ class Quiet:
         if not idle:
             reason, self._next = "", now + QUIET_SECONDS
         elif now >= self._next:
-            reason = await self._standstill.reason(self._needs, self._held, self._people)
+            reason = await self._standstill.reason(self._needs, self._held, self._approvals)
             self._next = time.monotonic() + QUIET_SECONDS
         if reason != self._reason:
             self._reason = reason
@@ -251,7 +253,7 @@ async def _named(limits: LimitStore, waits: Mapping[str, str]) -> list[str]:
     return [str(one) for one in await limits.states(most)]
 
 
-def people_of_batch(store: Store, batch_id: str) -> People:
+def approvals_of_batch(store: Store, batch_id: str) -> ReadApprovals:
     """Return what reads the calls of a batch that wait for people."""
 
     async def read() -> str:
@@ -261,7 +263,7 @@ def people_of_batch(store: Store, batch_id: str) -> People:
     return read
 
 
-def people_of_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> People:
+def approvals_of_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> ReadApprovals:
     """Return what reads the calls that wait for people of these runs, and of those below them."""
 
     async def read() -> str:

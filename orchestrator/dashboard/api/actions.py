@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from tornado import web
 
 from stepfleet.orchestrator.agents.config import named_overrides
-from stepfleet.orchestrator.client.approvals import KINDS, AskFilter, asks_below
+from stepfleet.orchestrator.client.approvals import KINDS, ApprovalFilter, approvals_below
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.client.runs import RunConditions
 from stepfleet.orchestrator.dashboard.access import exact_in_browsers
@@ -307,7 +307,7 @@ class Approvals(ReadHandler):
         fleet, run, below = self.site.fleet, query.pop("run", None), query.pop("below", None)
         approvals = fleet.approvals
         if below:
-            page = AskPage(asks=await asks_below(await fleet.runs.tree(below), approvals))
+            page = AskPage(asks=await approvals_below(await fleet.runs.tree(below), approvals))
         elif run:
             page = AskPage(asks=await approvals.of_run(run))
         else:
@@ -378,8 +378,11 @@ class Decide(ActionHandler):
             raise ConfigurationError("body: write runs or a filter, message, and at")
         if given.runs is None and given.filter is None:
             raise ConfigurationError("body: write runs, a list of ids, or a filter, or both")
-        if given.filter is not None and not given.filter.keys() <= AskFilter.__annotations__.keys():
-            raise ConfigurationError(f"filter: write {', '.join(AskFilter.__annotations__)}")
+        if (
+            given.filter is not None
+            and not given.filter.keys() <= ApprovalFilter.__annotations__.keys()
+        ):
+            raise ConfigurationError(f"filter: write {', '.join(ApprovalFilter.__annotations__)}")
         options: dict[str, Any] = {"approve": verb != "deny", "by": self.user}
         if given.message:
             options["answer" if verb == "answer" else "reason"] = given.message

@@ -275,10 +275,10 @@ class OneBatch(ReadHandler):
             progress=progress,
             failures=await batch.failures(limit=most) if bad else None,
             waits=await batch.limit_waits() if progress.open else (),
-            asks=await self._asks(batch.id) if progress.open else AskCount(),
+            asks=await self._approvals(batch.id) if progress.open else AskCount(),
         )
 
-    async def _asks(self, batch_id: str) -> AskCount:
+    async def _approvals(self, batch_id: str) -> AskCount:
         store = await store_of(self.site.fleet)
         return await self.site.asks.get(batch_id, partial(store.approvals.count_of_batch, batch_id))
 
