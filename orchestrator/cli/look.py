@@ -220,7 +220,7 @@ def compare(
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Compare two runs: their costs, the step where they part, their outputs."""
+    """Compare two runs: their costs, the step where they differ, their outputs."""
     print_found(
         data, lambda fleet: fleet.history.compare(first, second), comparison_picture, json=json
     )
@@ -466,7 +466,7 @@ _CELL = 60
 
 
 def comparison_picture(found: RunComparison) -> RenderableType:
-    """Return two runs side by side, where they part, and their outputs' differences. Pure."""
+    """Return two runs side by side, where they differ, and their outputs' differences. Pure."""
     table = Table("", "first", "second", show_edge=False)
     one, other = _cells(found.first), _cells(found.second)
     for name, value in one.items():

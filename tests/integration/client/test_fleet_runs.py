@@ -167,7 +167,7 @@ async def test_the_id_of_a_batchs_run_is_no_single_runs(fleet: AsyncFleet) -> No
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"run_id": "order-77"}, r"no UUID; pass idempotency_key=.*uuid\.uuid5"),
+        ({"run_id": "order-77"}, r"not a UUID; pass idempotency_key=.*uuid\.uuid5"),
         ({"run_id": str(uuid4()), "idempotency_key": "a"}, "give one of them"),
         ({"idempotency_key": " "}, "idempotency_key is ' '; write text"),
         ({"idempotency_key": 77}, "idempotency_key is 77; write text"),

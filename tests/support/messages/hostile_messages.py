@@ -74,7 +74,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a list": (lambda: b"[1, 2]", "a JSON list"),
     "deep": (lambda: b"[" * DEEP + b"]" * DEEP, "cannot be decoded"),
     "deep body": (lambda: raw(b"[" * DEEP + b"]" * DEEP), "body cannot be decoded"),
-    "bad base64": (lambda: json.dumps(message() | {"body": "a"}).encode(), "no base64"),
+    "bad base64": (lambda: json.dumps(message() | {"body": "a"}).encode(), "not valid base64"),
     "a bomb": (lambda: raw(bomb(), headers__compression="application/x-gzip"), "compressed"),
     "a bomb without a header": (
         lambda: raw(bomb(), content_encoding="zlib_codec"),

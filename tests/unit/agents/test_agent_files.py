@@ -137,7 +137,7 @@ def test_the_environment_gives_text_json_and_none() -> None:
         ("[agents.a]\nmodel = 'openai:m'\nerror_policy = 'x'", "'x' is not a preset"),
         ("[agents]\na = 1", "holds tables alone"),
         ("[other]\na = 1", "no agent there"),
-        ("[agents", "no TOML"),
+        ("[agents", "not valid TOML"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_reported_with_the_file(

@@ -75,7 +75,7 @@ def test_semicolons_and_tabs_separate_too() -> None:
         ("a.json", b'[{"a": 1}, {"a": }]', "line 1: is not valid JSON (Expecting value)"),
         ("a.json", b'[{"a": 1}\n {"a": 1}]', "line 2: is not valid JSON ('{', expected ',')"),
         ("a.json", b'[{"a": 1}', "the end of the file, expected ','"),
-        ("a.json", b"[1]\n[2]", "line 2: there is more behind the array"),
+        ("a.json", b"[1]\n[2]", "line 2: there is more after the array"),
         ("a.json", b"[" * 200_000, "nested too deep"),
         ("a.json", b'[\n"\xff"]', "line 2: is not UTF-8"),
         ("a.json", b'["' + b"x" * 9_000_000 + b'"', "longer than 4 MiB"),

@@ -182,7 +182,7 @@ def test_results_of_one_of_the_forms_pass_the_check_of_several(tmp_path: Path) -
     check_results(path, [FULL, OPENAI])
     path.write_bytes(to_line(result(R1), OPENAI))
     check_results(path, [FULL, OPENAI])
-    with pytest.raises(ConfigurationError, match="no result of format stepfleet"):
+    with pytest.raises(ConfigurationError, match="not a result of format stepfleet"):
         check_results(path, [FULL])
 
 

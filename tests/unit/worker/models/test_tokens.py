@@ -126,7 +126,7 @@ async def test_a_jwt_says_itself_when_it_expires(issuer: Issuer) -> None:
         ("", "", "returned an empty token", False),
         (None, "no_such_module_here:x", "no module 'no_such_module_here'", False),
         (None, f"{HERE}:PROVIDER", "is not a function", False),
-        (None, "nobody", "no entry point in 'stepfleet.tokens'", False),
+        (None, "nobody", "not an entry point in 'stepfleet.tokens'", False),
     ],
 )
 async def test_what_gives_no_token_is_named(

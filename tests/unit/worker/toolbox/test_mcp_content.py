@@ -73,7 +73,7 @@ def test_an_image_becomes_a_block_and_a_line_of_the_text() -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        (image(mime_type="image/x-icon"), "[image left out: image/x-icon is none that models read"),
+        (image(mime_type="image/x-icon"), "[image left out: image/x-icon is not read by models"),
         (image(data="%%%"), "[image left out: its data is not valid base64]"),
         (image(data="A" * (MAX_MEDIA + 4)), "[image left out: with it the images have more than"),
         (
