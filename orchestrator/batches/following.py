@@ -180,7 +180,7 @@ def _policy(schedule: Schedule, passed: list[datetime], now: datetime, following
 
 
 def _latest_before(schedule: Schedule, until: datetime) -> datetime:
-    """Return the tick with as many after it up to `until` as are made up at the most.
+    """Return the tick with as many after it up to `until` as are made up at most.
 
     Going back twice as far each time finds it.
     """

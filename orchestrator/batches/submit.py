@@ -350,7 +350,7 @@ class BatchSubmission:
     async def _register(
         self, order: BatchOrder, source: BatchInput, plan: BatchPlan, checked: Checked
     ) -> Manifest:
-        """Return the batch's manifest as stored; one that was completed before is sealed."""
+        """Return the batch's manifest as stored; if it was completed before, it is sealed."""
         batch_id, found = await self._found(order, checked)
         if found and not await self._batches.is_forgettable(found):
             unfinished = not found.sealed or found.cancel_requested

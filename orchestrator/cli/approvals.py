@@ -325,7 +325,7 @@ def _where(approval: Ask) -> list[Text]:
 
 
 def places_of(waiting: Sequence[Ask]) -> dict[str, str]:
-    """Return what commands take for each call: its run, and its place where that has several."""
+    """Return the arguments that name each call: its run, and its place if that has several."""
     several = Counter(one.run_id for one in waiting)
     return {
         one.key: shown(one.run_id if several[one.run_id] == 1 else f"{one.run_id}:{one.index}", _ID)

@@ -131,7 +131,7 @@ def _ended(batch: BatchProgress) -> str:
 
 MOST_SHOWN = 20
 READ = 2_000
-"""Runs that are read for a summary at the most."""
+"""Most runs that are read for a summary."""
 _LINE = 160
 
 

@@ -214,7 +214,7 @@ def print_costs(found: Costs, form: CostFormat) -> None:
 
 
 def costs_picture(costs: Costs) -> RenderableType:
-    """Return what a terminal shows: a row for each group, the total, and what is not sure."""
+    """Return the output for a terminal: a row for each group, the total, and what is not sure."""
     rows = [
         [*(shown(row.group[key] or _NO_VALUE, _NAME) for key in costs.by), *_cells(row)]
         for row in costs.rows

@@ -397,7 +397,7 @@ def _refusal(path: Path, layout: Layout) -> str | None:
 
 
 def _marks(path: Path, layout: Layout) -> Iterator[tuple[Mark, int]]:
-    """Yield mark and length of each whole line; one that a crash has cut is left out.
+    """Yield mark and length of each whole line; a line that a crash has cut is left out.
 
     Raises `ConfigurationError` for a line, also one without its end, that is not a result.
     """

@@ -389,7 +389,7 @@ async def _to_its_end(
 
 
 def _advice(agents: str | None) -> Callable[[str], str]:
-    """Return what turns advice on workers into a command that works in this folder."""
+    """Return the advice on workers as a command that works in this folder."""
     # A private server ends with its last client: it does not stay for a worker.
     command = "worker" if load_settings().redis_url else "up"
 

@@ -87,7 +87,7 @@ def shown(value: Any, limit: int = 0) -> str:
 
 
 def shown_error(text: str, limit: int = 0) -> str:
-    """Return an error as `shown` does; one that is too long keeps both ends.
+    """Return an error as `shown` does; a long one keeps both ends.
 
     The error of a run below others ends with its cause, after those that it went through.
     """

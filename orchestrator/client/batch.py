@@ -100,7 +100,7 @@ class AsyncBatch:
         return self._manifest.batch_id
 
     async def progress(self) -> BatchProgress:
-        """Return how far the batch is."""
+        """Return the batch's progress."""
         return await (await self._session.store()).batches.progress(await self._read())
 
     async def then(
@@ -266,7 +266,7 @@ class AsyncBatch:
     async def on_standstill(self, report: Callable[[str], None]) -> None:
         """Give `report` what the log gets by default: why no run moves.
 
-        That is where a worker, a queue or an agent is missing, or a server refuses work. It gets an
+        Reasons are a missing worker, queue or agent, and a server that refuses work. It gets an
         empty text when that is over. Applies to all waits of this client.
         """
         (await self._session.open()).standstill.report = report
@@ -274,7 +274,7 @@ class AsyncBatch:
     async def cancel(self, on_progress: OnProgress | None = None) -> int:
         """Cancel the batch: from now on no step of it begins, and no run is created.
 
-        Steps under way are broken off at once. Returns how many runs it ended, when all know of
+        Running steps are interrupted at once. Returns how many runs it ended, when all know of
         it; `on_progress` receives the number of rows so far. A worker completes the request
         if the caller is gone before.
         """
@@ -290,7 +290,7 @@ class AsyncBatch:
         return (await self._request("pause", on_progress)).runs
 
     async def resume(self, on_progress: OnProgress | None = None) -> int:
-        """Take pauses back, also those not applied yet; counts runs that were paused."""
+        """End pauses, also those not applied yet; return how many runs were paused."""
         return (await self._request("resume", on_progress)).runs
 
     async def _request(self, verb: str, on_progress: OnProgress | None, fields: str = "") -> Swept:
@@ -399,7 +399,7 @@ class AsyncFleetBatches:
         idempotency_key: str | None = None,
         **options: Unpack[BatchOptions],
     ) -> BatchCheck:
-        """Look at a batch as `submit_batch` does, and submit nothing: how many lines are good.
+        """Check a batch as `submit_batch` does, without submitting: how many lines are good.
 
         Raises `ConfigurationError` for what concerns the whole batch.
         """

@@ -87,7 +87,7 @@ class CallFilter:
 
 
 def cost_keys(by: str | Sequence[str]) -> tuple[CostKey, ...]:
-    """Return what costs are grouped by. Raises `ConfigurationError` for what there is not."""
+    """Return the keys that costs are grouped by. Raises `ConfigurationError` for others."""
     names = [one.strip() for one in by.split(",")] if isinstance(by, str) else list(by)
     for name in names:
         if name and name not in COST_KEYS:

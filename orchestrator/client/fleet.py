@@ -99,7 +99,7 @@ class AsyncFleet:
     def local(
         cls, agents: Iterable[Agent], *, folder: str | Path | None = DATA_FOLDER
     ) -> "AsyncFleet":
-        """Return a fleet of one's own: a private server, and a worker in a thread of this process.
+        """Return a local fleet: a private server, and a worker in a thread of this process.
 
         For development, without any set-up: `with Fleet.local(agents=[clerk]) as fleet`, or
         `async with AsyncFleet.local(...)`. Runs are kept in `folder`, which commands in this
@@ -150,12 +150,12 @@ class AsyncFleet:
         await store.connection.execute("PING")
 
     async def warnings(self) -> list[str]:
-        """Return what about the Redis server endangers runs, each with its fix."""
+        """Return warnings about the Redis server, each with its fix."""
         store = await self._session.store()
         return warnings(await server_info(store.connection))
 
     async def overview(self) -> FleetOverview:
-        """Return what is going on: active runs, waiting messages, workers."""
+        """Return the state of the fleet: active runs, waiting messages, workers."""
         return await overview(await self._session.store())
 
     async def pause(self) -> None:
@@ -163,7 +163,7 @@ class AsyncFleet:
         await (await self._session.store()).requests.pause_fleet(paused=True)
 
     async def resume(self) -> None:
-        """Take the fleet's pause back."""
+        """End the fleet's pause."""
         await (await self._session.store()).requests.pause_fleet(paused=False)
 
     async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
@@ -313,7 +313,7 @@ class AsyncFleet:
         raise_on: RaiseOn = "not_completed",
         **options: Unpack[RunOptions],
     ) -> str | AgentRunResult:
-        """Do as `run`, from a conversation instead of a prompt."""
+        """Do the same as `run`, with a conversation instead of a prompt."""
         _check(raise_on)
         return _answer_of(await self.run_with_steps(agent, messages, **options), raise_on)
 

@@ -58,7 +58,7 @@ class AsyncFleetHistory:
     async def snapshot(
         self, run_id: str, config: SlimSerializationConfig | None = None
     ) -> dict[str, Any]:
-        """Return a run in short, as JSON data; by the standard preset if no `config` is given.
+        """Return a short form of a run, as JSON data; by default with the standard preset.
 
         Only what the configuration keeps is read from Redis.
         """

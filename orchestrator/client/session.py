@@ -77,7 +77,7 @@ class Client:
         return Quiet(self.standstill, lambda: needs_of(self.store, waited_for()), held, approvals)
 
     def quiet_of_batch(self, batch_id: str) -> Quiet:
-        """Return what reports why nothing moves to one who waits for a batch."""
+        """Return the reporter of a batch's standstill."""
         held = held_batch(self.store, batch_id)
         approvals = approvals_of_batch(self.store, batch_id)
         return Quiet(self.standstill, lambda: needs_of_batch(self.store, batch_id), held, approvals)

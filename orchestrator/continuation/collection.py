@@ -46,7 +46,7 @@ AGGREGATE = "aggregate"
 
 
 class ContinuationCriteria:
-    """A set of criteria; sets nest. All are evaluated, also after one that forbids."""
+    """A set of criteria; sets nest. All are evaluated, also after a forbidding one."""
 
     def __init__(self, *criteria: "CanDecideToContinue | ContinuationCriteria") -> None:
         self.criteria = criteria

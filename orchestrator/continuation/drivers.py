@@ -180,7 +180,7 @@ class CallableCriterion:
         self.function = function
 
     def decide(self, state: AgentState) -> ContinuationDecision:
-        """Return what the function returns."""
+        """Call the function."""
         return ContinuationDecision(self.function(state))
 
     def explain(self, state: AgentState) -> ContinuationEvaluation:

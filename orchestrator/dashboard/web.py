@@ -119,7 +119,7 @@ class Topics:
             await asyncio.sleep(FLEET_SECONDS)
 
     async def _moved(self, run_id: str, seen: Position | None, *, chunks: bool = False) -> Position:
-        """Return the position of a run that has moved; one that has ended is looked at rarely."""
+        """Return the position of a run that has moved; ended ones are looked at rarely."""
         # Why nothing moves is not its business: the page of the fleet says it.
         watch = self._watch = self._watch or RunWatch(await store_of(self._fleet))
         if seen is None or not seen.is_over:

@@ -61,7 +61,7 @@ def spending_of(usage: UsageStats, usd: float, seconds: float = 0.0) -> Spending
 
 
 def estimated(prompt: int, output: int, usd: float, seconds: float) -> Spending:
-    """Return what a call is expected to spend."""
+    """Return the expected spending of a call."""
     parts = (nano_usd(usd), prompt + output, 1, round(seconds * 1000))
     return Spending(*(min(one, MOST_ESTIMATED) for one in parts))
 

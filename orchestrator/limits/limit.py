@@ -140,7 +140,7 @@ def changed(name: str, before: Limit | None, fields: Mapping[str, Any]) -> Limit
 def priority_of(given: Any) -> int:
     """Return the rank of a priority by its name: 0 goes first. None is normal.
 
-    Raises `ConfigurationError` for what is none.
+    Raises `ConfigurationError` for anything else.
     """
     if given is None:
         return NORMAL

@@ -81,7 +81,7 @@ class Media:
         return self.url or f"data:{self.media_type};base64,{self.data}"
 
     def __str__(self) -> str:
-        """Return what it is, for messages."""
+        """Return its kind, for messages."""
         return f"{self.kind} ({self.media_type}, {_ROUND[self.source]})"
 
 

@@ -63,7 +63,7 @@ class StepErrors(Record):
 
 
 def problems_of(errors: tuple[ErrorInfo, ...], refused: str) -> tuple[ErrorInfo, ...]:
-    """Return what explains that a step did not end its run: errors, and a refused answer."""
+    """Return why a step did not end its run: errors, and a refused answer."""
     return (*errors, answer_refusal(refused)) if refused else errors
 
 

@@ -299,5 +299,5 @@ def _named_options(query: str, names: tuple[str, ...]) -> dict[str, Any]:
         if name == "ssl_cert_reqs":
             options[name] = value.lower().removeprefix("cert_")  # Python's name is CERT_NONE
             if options[name] not in _CERTIFICATES:
-                raise ValueError(f"{name} is none of {', '.join(_CERTIFICATES)}")
+                raise ValueError(f"{name} is not one of {', '.join(_CERTIFICATES)}")
     return options

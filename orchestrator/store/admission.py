@@ -254,7 +254,7 @@ class AdmissionCalls(Gateway):
 
 
 def _encoded(operations: Sequence[Operation]) -> str:
-    """Return operations as the script reads them; one that cannot be written says so instead."""
+    """Return operations as the script reads them; those that cannot be written say so instead."""
     try:
         return orjson.dumps(operations).decode()
     except TypeError:

@@ -251,7 +251,7 @@ class LimitStore(Gateway):
         self._parsed: dict[str, tuple[str, Limit | None]] = {}
 
     async def version(self) -> str:
-        """Return what changes with every change of a limit; "" where none was ever set."""
+        """Return a version that every change of a limit changes; "" if none was ever set."""
         return await self._connection.execute("HGET", self._limits, VERSION) or ""
 
     async def read(self) -> tuple[str, dict[str, Limit]]:
@@ -377,7 +377,7 @@ class LimitStore(Gateway):
         return str(following), list(dict(found))
 
     async def use(self) -> list[LimitUse]:
-        """Return what is used of each limit, by name. Raises `StoreError` as `read` does."""
+        """Return the use of each limit, by name. Raises `StoreError` as `read` does."""
         _, limits = await self.read()
         execute = self._connection.execute
         stored = dict(await execute("HGETALL", self._state))
@@ -428,13 +428,13 @@ class LimitStore(Gateway):
         return _names(run_ids, places)
 
     async def states(self, names: Sequence[str]) -> tuple[LimitState, ...]:
-        """Return what happens under these limits. Raises `StoreError`."""
+        """Return the state of these limits. Raises `StoreError`."""
         execute = self._connection.execute
         sizes = await execute("ZMSCORE", self._lines, *names) if names else []
         return await self._states(names, [int(float(one or 0)) for one in sizes])
 
     async def states_of_all(self, most: int = MEASURED) -> tuple[LimitState, ...]:
-        """Return what happens under the limits that are set, without those `*` stands for."""
+        """Return the state of the limits that are set, without those `*` stands for."""
         return await self.states((await self.names())[:most])
 
     async def wait_of(self, run_id: str) -> LimitWait | None:

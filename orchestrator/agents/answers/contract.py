@@ -239,7 +239,7 @@ def progress_of(outcome: Outcome, state: AgentState) -> Progress | None:
 
 
 def _ended_by(response: LLMResponse) -> str:
-    """Return what took the end of an answer away, for people."""
+    """Return what cut an answer's end off, in words."""
     if response.finish_reason is FinishReason.LENGTH:
         return ". It was cut at its limit of tokens: raise settings.max_tokens"
     return ""

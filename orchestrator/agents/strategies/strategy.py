@@ -236,7 +236,7 @@ class Strategy(ABC):
         return None
 
     def nudge(self) -> str:
-        """Return the message for a model that shall go on and called no tool."""
+        """Return the message for a model that must go on and called no tool."""
         return "Go on with the next step."
 
     def _checked(self, mode: OutputMode | str) -> OutputMode:

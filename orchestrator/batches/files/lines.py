@@ -194,7 +194,7 @@ def parse_id(value: Any, name: str) -> str | None:
 
 
 def parse_tenant(value: Any) -> str | None:
-    """Return the name of a tenant. Raises `ConfigurationError` for text that is none."""
+    """Return the name of a tenant. Raises `ConfigurationError` for other text."""
     if value is None or (isinstance(value, str) and _TENANT.fullmatch(value)):
         return value
     msg = (

@@ -56,7 +56,7 @@ SAMPLED = 100
 Held = Callable[[], Awaitable[str]]
 """Reads what holds that which is waited for; an empty text where nothing does."""
 ReadApprovals = Callable[[], Awaitable[str]]
-"""Reads what waits for people of that which is waited for; an empty text where nothing does."""
+"""Reads which of the awaited calls wait for people; an empty text for none."""
 _NAMED = 10
 """Runs before a run that are named."""
 
@@ -254,7 +254,7 @@ async def _named(limits: LimitStore, waits: Mapping[str, str]) -> list[str]:
 
 
 def approvals_of_batch(store: Store, batch_id: str) -> ReadApprovals:
-    """Return what reads the calls of a batch that wait for people."""
+    """Return a reader of the batch's calls that wait for people."""
 
     async def read() -> str:
         found = await store.approvals.count_of_batch(batch_id)
@@ -264,7 +264,7 @@ def approvals_of_batch(store: Store, batch_id: str) -> ReadApprovals:
 
 
 def approvals_of_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> ReadApprovals:
-    """Return what reads the calls that wait for people of these runs, and of those below them."""
+    """Return a reader of the calls of these runs, and of those below, that wait for people."""
 
     async def read() -> str:
         found = await store.approvals.count_of_runs(run_ids())

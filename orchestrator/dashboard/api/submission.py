@@ -107,7 +107,7 @@ class Submission(Audited):
             self._problem = (f"body: Flower cannot keep the file: {error.strerror}", 507)
 
     def on_connection_close(self) -> None:
-        """Let go of a file that does not come to its end; one that is there is worked on."""
+        """Let go of a file that does not come to its end; a complete file is worked on."""
         whole: Any = self.request._body_future  # noqa: SLF001 - where Tornado notes that it is whole
         is_lost = not whole.done()
         super().on_connection_close()

@@ -120,7 +120,7 @@ def _makes(seller: "Provider", model: str) -> bool:
 
 
 def _price(found: "ModelInfo", now: datetime, *, is_own: bool) -> Price | None:
-    """Return an entry as the fleet's price; None for one that is not by tokens of text."""
+    """Return an entry as the fleet's price; None if it is not by tokens of text."""
     standard = _rates(found.get_prices(now))
     if standard is None:
         return None

@@ -24,7 +24,7 @@ def duration(text: str) -> int | None:
 
 
 LONGEST = 300
-"""Characters of a common form at the most."""
+"""Most characters of a common form."""
 _READ = 4 * LONGEST
 _ID = 8
 """Hexadecimal digits from which a word with a digit is an id."""

@@ -113,7 +113,7 @@ class Batches(Gateway):
         return None
 
     async def extend(self, manifest: Manifest, rows: int, total: int, agent: str) -> Manifest:
-        """Open a batch for `rows` more rows, as one that is not sealed, and return it.
+        """Open a batch for `rows` more rows, not sealed, and return it.
 
         Raises `ConfigurationError` where another command has added rows meanwhile.
         """

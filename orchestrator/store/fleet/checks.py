@@ -332,7 +332,7 @@ class FleetRead:
 
 
 async def read_fleet(store: Store) -> FleetRead:
-    """Return what is judged of a fleet. Raises `StoreError`."""
+    """Return the facts of a fleet that are judged. Raises `StoreError`."""
     named = await store.connection.execute("HGETALL", store.keys.of(keys.NAMES))
     announced, unread, problem = [], {}, ""
     for name in sorted(named):

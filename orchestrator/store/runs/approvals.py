@@ -255,5 +255,5 @@ def _pairs(reply: Sequence[str]) -> list[_Place]:
 def _place(cursor: str) -> _Place:
     score, _, member = str(cursor).partition(" ")
     if not (score.isascii() and score.isdigit() and member):
-        raise ConfigurationError("cursor is none that a page has given; leave it out")
+        raise ConfigurationError("cursor is not one that a page has returned; leave it out")
     return float(score), member

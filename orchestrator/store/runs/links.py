@@ -60,7 +60,7 @@ class Links(Gateway):
         return Lifecycle(reply[1]) if reply[0] == "ended" else None
 
     async def owed(self, run_id: str) -> Owed:
-        """Return what a run owes to others now."""
+        """Return the notices that a run owes to others now."""
         key = self._keys.run(run_id)
         header, addresses = await self._connection.execute_all(
             ("HMGET", key, "status", "returns", "reach", "orphans", "waiting", "step", "seq"),

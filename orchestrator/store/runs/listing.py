@@ -44,7 +44,7 @@ LARGEST_STATE = 65_536
 TIDY_MS = 5_000
 TIDIED = 250
 MOST_TIDIED = 40
-"""Pages of one list that are put right in one turn, at the most."""
+"""Pages of one list that are put right in one turn, at most."""
 LISTS = tuple(dict.fromkeys([*map(str, Lifecycle), *map(str, StopReason)]))
 _FIELDS = (
     *("agent", "status", "stop_reason", "error", "batch", "line", "tenant", "created", "updated"),
@@ -121,7 +121,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the cursor in a text. Raises `ConfigurationError` for text that is none."""
+        """Return the cursor in a text. Raises `ConfigurationError` for other text."""
         try:
             place, run_id = orjson.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
             if isinstance(place, int) and isinstance(run_id, str) and 0 <= place < 1 << 53:

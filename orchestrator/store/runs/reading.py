@@ -433,7 +433,7 @@ def steps_of(header: Fields) -> int:
 
 
 def in_parts(found: Iterable[Found]) -> Iterator[list[Found]]:
-    """Yield runs in parts whose logs have `STEPS` steps together at the most, or one run each."""
+    """Yield runs in parts whose logs have at most `STEPS` steps together, or one run each."""
     part: list[Found] = []
     steps = 0
     for one in found:
