@@ -182,9 +182,9 @@ async def test_events_of_requests_keep_arguments_to_themselves_by_default(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"cursor": "x"}, "cursor is none"),
-        ({"cursor": "nan x"}, "cursor is none"),
-        ({"cursor": "5"}, "cursor is none"),
+        ({"cursor": "x"}, "cursor is not one"),
+        ({"cursor": "nan x"}, "cursor is not one"),
+        ({"cursor": "5"}, "cursor is not one"),
         ({"limit": 0}, "limit is 0; write a number"),
         ({"limit": "many"}, "limit is 'many'; write a number"),
         ({"tool": 5}, "'tool' is not a condition with text; write"),
