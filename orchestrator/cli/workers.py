@@ -506,7 +506,7 @@ def worker(
     ] = None,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Become one Celery worker, in the foreground, until SIGTERM or Ctrl-C."""
+    """Run one Celery worker in the foreground, until SIGTERM or Ctrl-C."""
     plan = WorkerOptions(
         agents,
         slots_of(pool, concurrency or slots),

@@ -195,7 +195,7 @@ def broken_off(by: Interruption, step: StepContext) -> Failed | Interrupted:
     if not by.from_outside:
         return Interrupted(step.span, by, unsent=called is None, spent=spent)
     message = _FROM_OUTSIDE[by]
-    log.warning("step %d of run %s was broken off: %s", claim.number, claim.run_id, message)
+    log.warning("step %d of run %s was interrupted: %s", claim.number, claim.run_id, message)
     error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message, retryable=True)
     return Failed(
         step.span,

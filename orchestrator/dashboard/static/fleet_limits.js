@@ -66,7 +66,7 @@ function clear(name) {
 }
 
 function raise(name, field, before) {
-  const question = { title: `Raise ${words(field)} of ${name}`, text: "It holds at once for the whole fleet.", fields: [{ label: words(field), name: field, value: before ?? "" }], button: "Raise", stays: true };
+  const question = { title: `Raise ${words(field)} of ${name}`, text: "It takes effect at once for the whole fleet.", fields: [{ label: words(field), name: field, value: before ?? "" }], button: "Raise", stays: true };
   const act = (given) => {
     if (!given[field].trim()) throw refused(field, "write the new budget");
     return send(name, given, {});

@@ -19,10 +19,10 @@ const MEANING = {
   token_limit: "Its conversation is larger than token_limit. Raise the limit and go on.",
   time_limit: "Its steps took longer than time_limit. Raise the limit and go on.",
   retry_limit: "One step failed too often. A retry begins with that step.",
-  error: "A step failed with an error that repeating it does not fix. A retry begins with that step.",
+  error: "A step failed with a permanent error. A retry begins with that step.",
   finish_reason: "The model ended with a reason that this agent stops for.",
-  guard: "A guard ended it, as a budget that is spent. Raise it, then retry.",
-  user_requested: "Somebody has cancelled it, or the run that has started it has ended.",
+  guard: "A guard ended it, such as a spent budget. Raise it, then retry.",
+  user_requested: "It was cancelled, or the run that started it has ended.",
 };
 const SHORTENED = { length: "cut at the token limit (max_tokens)", content_filter: "cut by the provider's content filter" };
 const KINDS = { crash: "its worker was lost", late: "another worker had taken over", deferred: "tried again later", failed: "failed", interrupted: "broken off", retried: "taken back by a retry" };
@@ -52,13 +52,13 @@ function buttons(run) {
     }, question.danger ? "outline-danger" : "outline-primary");
   const made = [];
   if (isOver(run) && run.status !== "completed") {
-    made.push(act("retry", { title: "Retry this run?", text: "It goes on with the step that failed; what went well is kept.", button: "Retry" }));
+    made.push(act("retry", { title: "Retry this run?", text: "It continues with the step that failed; completed steps are kept.", button: "Retry" }));
     made.push(act("retry", { title: "Raise limits and go on?", text: "Leave empty what stays as it is.", fields: LIMITS, button: "Raise and go on" }, (given) => ({ overrides: numbers(given) })));
   }
   if (isOver(run)) made.push(act("send", { title: "Send a message", text: "The run goes on with its whole conversation.", fields: [{ label: "Message", name: "message", type: "textarea" }], button: "Send" }, (given) => ({ message: given.message }), () => "The run goes on."));
   if (run.status === "paused") made.push(act("resume", { title: "Resume this run?", button: "Resume" }));
   else if (!isOver(run)) made.push(act("pause", { title: "Pause this run?", text: "It stops before its next step or tool.", button: "Pause" }));
-  if (!isOver(run)) made.push(act("cancel", { title: "Cancel this run?", text: "A step under way is broken off.", button: "Cancel", danger: true }));
+  if (!isOver(run)) made.push(act("cancel", { title: "Cancel this run?", text: "A running step is interrupted.", button: "Cancel", danger: true }));
   if (run.steps) made.push(button("Fork", () => fork()));
   made.forEach((one) => { one.id = `act-${one.textContent.toLowerCase().replaceAll(" ", "-")}`; });
   return el("div", { class: "sf-buttons" }, made);
