@@ -280,7 +280,7 @@ class AsyncBatch:
         """
         control = (await self._session.open()).control
         swept = await self._request("cancel", on_progress, control.batch_cancel())
-        # Tool calls of runs that wait for them are interrupted; batches that wait for its end go on.
+        # Interrupts tool calls that runs wait for; batches that wait for its end go on.
         if swept.held or (await self.progress()).next:
             await control.interrupt_batch(self.id)
         return swept.runs

@@ -25,7 +25,7 @@ const MEANING = {
   user_requested: "It was cancelled, or the run that started it has ended.",
 };
 const SHORTENED = { length: "cut at the token limit (max_tokens)", content_filter: "cut by the provider's content filter" };
-const KINDS = { crash: "its worker was lost", late: "another worker had taken over", deferred: "tried again later", failed: "failed", interrupted: "broken off", retried: "taken back by a retry" };
+const KINDS = { crash: "its worker was lost", late: "another worker had taken over", deferred: "tried again later", failed: "failed", interrupted: "interrupted", retried: "taken back by a retry" };
 const LIMITS = [
   { label: "max_steps", name: "max_steps", type: "number" },
   { label: "time_limit (seconds)", name: "time_limit", type: "number" },
