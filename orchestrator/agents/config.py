@@ -392,7 +392,7 @@ def named_overrides(given: Mapping[str, Any]) -> dict[str, Any]:
         else:
             msg = (
                 f"field {ascii(name)[:60]} is not known{meant(name, _NAMES)}; write fields of the "
-                "agent's configuration, as max_steps"
+                "agent's configuration, such as max_steps"
             )
         raise ConfigurationError(msg)
     return dict(given)

@@ -117,7 +117,7 @@ def agents_of_file(
     """
     tables = _tables(Path(file))
     if not tables:
-        raise ConfigurationError(f"{file}: no agent there; write a table as [{TABLE}.solver]")
+        raise ConfigurationError(f"{file}: no agent there; write a table such as [{TABLE}.solver]")
     return {name: _built(file, name, environment) for name in tables}
 
 

@@ -207,7 +207,7 @@ def _zone(tz: str) -> ZoneInfo:
             return ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         pass
-    msg = f"tz {tz[:100]!r} is not a time zone; write a name as Europe/Berlin, or UTC"
+    msg = f"tz {tz[:100]!r} is not a time zone; write a name such as Europe/Berlin, or UTC"
     raise ConfigurationError(msg)
 
 

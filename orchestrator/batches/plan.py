@@ -154,7 +154,7 @@ class BatchPlan:
             if len(self._plains) >= REMEMBERED:
                 msg = (
                     f"is the {REMEMBERED + 1:,}th with other fields in 'body' (not messages and "
-                    "sampling); leave out those that differ by line, as 'user', or split the file"
+                    "sampling); leave out those that differ by line, like 'user', or split the file"
                 )
                 raise ConfigurationError(msg)
             config = plain_config(model, line.extra_body)

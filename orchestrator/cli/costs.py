@@ -58,10 +58,12 @@ def costs(
         ),
     ] = "",
     since: Annotated[
-        str | None, typer.Option("--since", metavar="DAY", help="As 2026-11-22, or 7d ago (UTC).")
+        str | None,
+        typer.Option("--since", metavar="DAY", help="The first day: 2026-11-22, or 7d ago (UTC)."),
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="DAY", help="The last day, as --since.")
+        str | None,
+        typer.Option("--until", metavar="DAY", help="The last day, in the form of --since."),
     ] = None,
     tenant: Annotated[
         str | None, typer.Option("--tenant", metavar="NAME", help="Of this tenant; '': of none.")
@@ -121,7 +123,9 @@ def day_given(text: str | None, option: str, today: date) -> date | None:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        msg = f"{option} {ascii(text)[:40]}: write a day, as 2026-11-22, or days ago, as 7d"
+        msg = (
+            f"{option} {ascii(text)[:40]}: write a day, such as 2026-11-22, or days ago, such as 7d"
+        )
         raise ConfigurationError(msg) from None
 
 

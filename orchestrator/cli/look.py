@@ -116,10 +116,10 @@ def workers(json: options.Json = False, data: options.Data = options.DATA_FOLDER
 def ls(
     *,
     status: Annotated[
-        str | None, typer.Option("--status", help="As failed or in_progress.")
+        str | None, typer.Option("--status", help="A status, such as failed or in_progress.")
     ] = None,
     stop_reason: Annotated[
-        str | None, typer.Option("--stop-reason", help="Why runs ended, as time_limit.")
+        str | None, typer.Option("--stop-reason", help="Why runs ended, such as time_limit.")
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="The agent's whole name.")] = None,
     batch: Annotated[str | None, typer.Option("--batch", help="A batch id.")] = None,
@@ -133,11 +133,14 @@ def ls(
         str | None, typer.Option("--error", help="A part of the error's text.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="The earliest creation, as 2026-11-23T08:30Z.")
+        str | None,
+        typer.Option("--since", help="The earliest creation, such as 2026-11-23T08:30Z."),
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option("--where", metavar="CONDITION", help="As of retry: cause=KEY, tool=stock."),
+        typer.Option(
+            "--where", metavar="CONDITION", help="Conditions as in retry: cause=KEY, tool=stock."
+        ),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many.")] = 50,
     cursor: Annotated[

@@ -42,11 +42,11 @@ def schedule_add(
         str,
         typer.Option("--cron", help="'0 6 * * 1-5', @daily, or '@every 15m'."),
     ],
-    tz: Annotated[str, typer.Option("--tz", help="Time zone, as Europe/Berlin.")] = "UTC",
+    tz: Annotated[str, typer.Option("--tz", help="Time zone, such as Europe/Berlin.")] = "UTC",
     agents: options.MaybeAgentsRef = None,
     agent: options.AgentName = None,
     jitter: Annotated[
-        str, typer.Option("--jitter", help="Delays each tick by up to this much, as 5m.")
+        str, typer.Option("--jitter", help="Delays each tick by up to this much, such as 5m.")
     ] = "0s",
     missed: Annotated[
         Literal["newest", "all", "skip"],

@@ -167,7 +167,7 @@ class AsyncBatch:
     ) -> ResultTable:
         """Return results as the rows of a table on disk; close it in the end.
 
-        `fields` are names of a result's fields (docs/formats.md), as `id,structured.*,cost_usd`;
+        `fields` names a result's fields (docs/formats.md), such as `id,structured.*,cost_usd`;
         the other arguments are those of `results`. Raises `ConfigurationError` for an unknown one.
         """
         table = ResultTable(select(fields))
@@ -316,7 +316,7 @@ class AsyncBatch:
     ) -> int:
         """Retry runs that did not complete; their committed steps are kept.
 
-        `where` takes those that its conditions select, as `error~"no such product",tool=stock`
+        `where` takes those that its conditions select, such as `error~"no such product",tool=stock`
         or the `where` of a group of `failures`: fields `error`, `code`, `tool`, `model`, `step`,
         `stop_reason`, `cause`, `agent`, with `=` or, for a part, `~`. `failed_only=False` retries
         cancelled runs too, as does a condition on `cause` or `stop_reason`. `overrides` raise

@@ -187,12 +187,13 @@ class AsyncFleet:
         a dict, worded by the agent's `prompt` (JSON without one).
         `parent` is the id of the run that this one works for. `tenant` names who it is for, as
         costs and limits count it; without one, that of the parent. Where runs wait for a limit,
-        those of a higher `priority` go first. `limit` has budgets of the run, as `{"usd": 0.5}`.
+        those of a higher `priority` go first. `limit` has its budgets, such as `{"usd": 0.5}`.
         With `after` it begins when those runs (ids, or a dict of ids by names) have ended; its text
-        may have their results, as `{output}`. If one failed, so does it, or by `after_failed="run"`
-        it begins. Other options are overrides: fields of the agent's configuration for this run.
-        Submitting a `run_id` (UUID), or an `idempotency_key` (text), again changes nothing; of
-        another input it is a `ConflictError`. Raises `ConfigurationError` with field and fix.
+        may have their results, such as `{output}`. If one failed, so does it, unless
+        `after_failed="run"` lets it begin. Other options override fields of the agent's
+        configuration for this run. Submitting a `run_id` (UUID), or an `idempotency_key` (text),
+        again changes nothing; of another input it is a `ConflictError`. Raises
+        `ConfigurationError` with field and fix.
         """
         place, overrides = placed(options, input)
         client = await self._session.open()

@@ -154,7 +154,7 @@ class AsyncFleetHistory:
     ) -> str:
         """Start a run that begins with the first `at` steps of another, and return its id.
 
-        `overrides` change its configuration, as `model="..."`, `instructions="..."` or
+        `overrides` change its configuration, such as `model="..."`, `instructions="..."` or
         `max_steps=20`; `tools` are names of those it may use. `message` takes the place of what
         the run was given at that point: after its answer a further turn, at 0 another input.
         The other run may be active, and stays as it is. Its steps count in the fork's totals;

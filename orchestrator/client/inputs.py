@@ -277,4 +277,4 @@ def _check_name(name: Any) -> None:
         is_place = False
     if not is_place or name in (OUTPUT, OUTPUTS, COUNT) or name != name.strip():
         msg = f"field 'after' has the name {text}, which cannot be a place in an input"
-        raise ConfigurationError(f"{msg}; write a word of your own, as 'facts'")
+        raise ConfigurationError(f"{msg}; write a word of your own, such as 'facts'")

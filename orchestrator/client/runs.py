@@ -101,7 +101,9 @@ def _time(field: str, given: datetime | str | None) -> datetime | None:
         at = at.replace(tzinfo=UTC) if at and at.tzinfo is None else at
         return max(at.astimezone(UTC), EPOCH) if at else None
     except (ValueError, OverflowError):
-        msg = f"{field} is {ascii(given)[:60]}; write a time as 2026-11-23 or 2026-11-23T08:30Z"
+        msg = (
+            f"{field} is {ascii(given)[:60]}; write a time such as 2026-11-23 or 2026-11-23T08:30Z"
+        )
         raise ConfigurationError(msg) from None
 
 
@@ -322,7 +324,7 @@ class AsyncFleetRuns:
     async def retry(self, run_id: str, **overrides: Unpack[RunOverrides]) -> ControlResult:
         """Continue an ended run at its failed step; committed steps are kept.
 
-        `overrides` change its configuration, as `max_steps=20`. Raises `ConfigurationError`
+        `overrides` change its configuration, such as `max_steps=20`. Raises `ConfigurationError`
         when it completed, or when a limit that it has reached would end it at once again.
         """
         return await (await self._session.open()).control.retry(run_id, overrides)

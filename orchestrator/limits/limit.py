@@ -24,7 +24,7 @@ LONGEST_NAME = 800
 PRIORITIES = ("high", "normal", "low")
 NORMAL = PRIORITIES.index("normal")
 _CHOICE = "'high', 'normal' or 'low'"
-_FIELDS = "fields with numbers, as in_flight=20 or usd=5"
+_FIELDS = "fields with numbers, such as in_flight=20 or usd=5"
 _NAME = re.compile(r"[^:\s\ud800-\udfff]+:[^\x00-\x1f\ud800-\udfff]+")
 _RATE = Field(default=None, ge=LEAST, le=MOST)
 _MONEY = Field(default=None, gt=0, le=1_000_000)

@@ -26,7 +26,7 @@ class CachePolicy(Record):
     """An agent with such a policy shares its model's answers among all runs with equal requests.
 
     An entry lives for `ttl` seconds. Answers above `max_entry_bytes` (JSON) are not kept. With
-    `models` only calls of these models take part, as `provider:name`; without, whichever model the
+    `models` only calls of these models (`provider:name`) take part; without, whichever model the
     run has. With `refresh` no entry is read: the call is made, and its answer replaces the entry.
     """
 

@@ -61,7 +61,7 @@ class Media:
 
     @property
     def media_type(self) -> str:
-        """Its media type, as `image/png`."""
+        """Its media type, such as `image/png`."""
         other = "application" if self.kind == "document" else self.kind
         return _MEDIA_TYPES.get(self.form, f"{other}/{self.form}")
 

@@ -50,7 +50,7 @@ def _encoded(given: str) -> bytes:
         return str.encode(given)
     except TypeError:
         kind = type(given).__name__
-        raise ConfigurationError(f"the id is of type {kind}; write text, as str(id)") from None
+        raise ConfigurationError(f"the id is of type {kind}; write text, such as str(id)") from None
     except UnicodeEncodeError:
         shown = ascii(given[:50])
         raise ConfigurationError(f"the id {shown} is not valid text; copy it again") from None

@@ -215,10 +215,10 @@ class Runs(ReadHandler):
         "tenant": Parameter("the whole name; empty for runs without one"),
         "parent": Parameter("the run that has started them; empty for those that none has"),
         "error": Parameter("a part of the error's text"),
-        "since": Parameter("the earliest creation, as 2026-11-23T08:30Z; without a zone UTC"),
+        "since": Parameter("the earliest creation, such as 2026-11-23T08:30Z; without a zone UTC"),
         "limit": _LIMIT,
         "where": Parameter(
-            "of runs that did not complete: conditions as those of a retry, as cause=KEY"
+            "of runs that did not complete: conditions as those of a retry, such as cause=KEY"
         ),
         "cursor": _CURSOR,
     }
@@ -333,8 +333,8 @@ class CostsOf(ReadHandler):
 
     parameters: ClassVar = {
         "by": Parameter("day, tenant, batch, agent, model, lane, status; several with commas"),
-        "since": Parameter("the first day, as 2026-11-23", date.fromisoformat),
-        "until": Parameter("the last day, as 2026-11-23", date.fromisoformat),
+        "since": Parameter("the first day, such as 2026-11-23", date.fromisoformat),
+        "until": Parameter("the last day, such as 2026-11-23", date.fromisoformat),
         "tenant": Parameter("of one tenant; empty for runs without one"),
         "batch": Parameter("of one batch"),
         "agent": Parameter("of one agent"),
