@@ -56,7 +56,7 @@ class NotFoundError(ConfigurationError):
 
 
 class ConflictError(ConfigurationError):
-    """What is there contradicts a request.
+    """A request contradicts the stored state.
 
     A run has not ended, or an id or idempotency key belongs to another input.
     """

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.models.llm import LLM
 
 @dataclass(frozen=True)
 class AgentBuilder:
-    """An agent in the making; every method returns a further builder and leaves this one alone.
+    """Builds an agent; every method returns a new builder and leaves this one unchanged.
 
     `with_fields` takes every argument of `Agent`; the other methods name the usual ones. Wrong
     values are refused by `build`. Times are seconds, costs US dollars.

@@ -1,4 +1,4 @@
-"""What a client does with a run's past: look at it in short, keep it, go back, fork, compare."""
+"""What a client does with a run's past: snapshots, checkpoints, forks, comparisons, costs."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Unpack
@@ -48,8 +48,8 @@ class RestoreOptions(RunOverrides, total=False):
 class AsyncFleetHistory:
     """The past of runs: `fleet.history`.
 
-    `snapshot` is a run in short, `checkpoint` all of it, to `restore` or save as a file; `fork`
-    goes another way from any step; costs and tool calls are listed over all its sessions.
+    `snapshot` is a short form of a run, `checkpoint` all of it, to `restore` or save as a file;
+    `fork` starts another run from any step; costs and tool calls are listed over all its sessions.
     """
 
     def __init__(self, session: FleetSession) -> None:

@@ -195,7 +195,7 @@ def _learned(limit: Limit | None, known: Mapping[str, Any]) -> dict[str, float]:
 
 
 class LimitState(Record):
-    """What happens under one limit: `waiting` runs are in its line, for `waits_for`.
+    """The state of one limit: `waiting` runs are in its line, for `waits_for`.
 
     Nobody calls under it for `cool_seconds` more. `in_flight` calls are under way, `refused` have
     got a 429 so far.

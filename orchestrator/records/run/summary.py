@@ -44,7 +44,7 @@ class RunSummary(Record):
 class RunPage(Record):
     """A page of runs, the newest first. `next` is the cursor of the next page, None at the end.
 
-    A page may have fewer runs than its limit, or none, and a `next`: so many runs (`looked_at`)
+    A page may have fewer runs than its limit, or none, and a `next`: `looked_at` runs
     were looked at, and more may match.
     """
 
@@ -56,7 +56,7 @@ class RunPage(Record):
 class RunTree(Record):
     """A run and the runs that its calls have started, in the order of these calls.
 
-    `left_out` counts those that are not in `below`, since the tree was to be no larger.
+    `left_out` counts those left out of `below`, to keep the tree within its limit.
     """
 
     run: RunSummary
