@@ -207,7 +207,7 @@ def _confirmed(which: dict[str, str], word: str, data: Path) -> datetime:
     if not found:
         raise ConfigurationError("no such call waits; `stepfleet approvals` lists what does")
     groups = ", ".join(f"{same[0].tool} ({count(len(same))})" for same in _equal(found)[:5])
-    question = f"{count(len(found))} calls, {groups}, will be {word}. Go on?"
+    question = f"{count(len(found))} calls, {groups}, will be {word}. Continue?"
     confirm(question, "add --yes", word)
     return max(one.since for one in found)
 

@@ -212,7 +212,7 @@ RetryFailed = Annotated[
 ]
 GoOnWith = Annotated[
     str | None,
-    typer.Option("--batch", "-b", metavar="ID", help="Go on with this batch; no FILE."),
+    typer.Option("--batch", "-b", metavar="ID", help="Resume this batch; no FILE."),
 ]
 
 

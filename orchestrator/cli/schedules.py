@@ -110,7 +110,7 @@ def schedule_pause(
 def schedule_resume(
     name: Name, json: options.Json = False, data: options.Data = options.DATA_FOLDER
 ) -> None:
-    """Let a paused schedule go on with its next tick."""
+    """Resume a paused schedule with its next tick."""
     print_found(data, lambda fleet: fleet.schedules.resume(name), next_words, json=json)
 
 

@@ -410,7 +410,7 @@ async def follow(
     """
     logging.getLogger(HELD_LOG).setLevel(logging.ERROR)  # the display shows it
     await batch.on_standstill(display.stands_still)
-    report = partial(display.stands_still, what="Results wait, the runs go on")
+    report = partial(display.stands_still, what="Results wait, the runs continue")
     watching = asyncio.create_task(_watch(batch, display))
     counting = asyncio.create_task(_count_failures(batch, display))
     asking = asyncio.create_task(_count_approvals(fleet, batch, display))

@@ -59,7 +59,7 @@ class ServiceOutage(Record):
         """Return it in words."""
         many = "1 run waits" if self.waiting == 1 else f"{self.waiting} runs wait"
         reason = self.reason if len(self.reason) <= _SHOWN else f"{self.reason[:_SHOWN]}…"
-        return f"{self.service} is out: {many} for it and go on by themselves ({reason})"
+        return f"{self.service} is out: {many} for it and continue by themselves ({reason})"
 
 
 class Circuits(Gateway):

@@ -159,7 +159,7 @@ class RunAction(ActionHandler):
             new = await fleet.history.fork(target, at=given.at, message=given.message, **own)
             return ActionResult(action=verb, runs=1, outcome="created", detail=new)
         if not given.message or given.at is not None:
-            raise ConfigurationError("message: write what the run is to go on with, and no `at`")
+            raise ConfigurationError("message: write what the run is to continue with, and no `at`")
         return _of_run(verb, await fleet.runs.send(target, given.message, **own))
 
 

@@ -87,7 +87,7 @@ def test_a_model_without_an_answer_delays_for_a_bounded_time(
     monkeypatch.setattr(model_check, "SECONDS", 0.2)
     model.follow(lambda _: Fault("hang"))
     (said,) = checked(model)
-    assert "no answer within 0.2 s; going on" in said
+    assert "no answer within 0.2 s; continuing" in said
 
 
 def test_where_workers_may_have_another_key_only_the_own_one_is_tried(model: ModelServer) -> None:
