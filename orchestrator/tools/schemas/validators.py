@@ -10,7 +10,7 @@ Import this module where it is first used: jsonschema takes longer than all of t
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import cache, partial
 from itertools import islice
 from typing import Any
@@ -69,7 +69,8 @@ def validator_of(schema: Mapping[str, Any], *, default: str = LATEST, lenient: b
     kind = _kind_of(schema, _drafts.validator_for({"$schema": default}), lenient=lenient)
     try:
         wrong = errors_of(_of_metaschema(kind), schema, 1)
-        made = None if wrong else kind(schema, registry=_registry_of(kind, schema))
+        with _panics_are_errors():
+            made = None if wrong else kind(schema, registry=_registry_of(kind, schema))
     except RecursionError:
         raise ConfigurationError("is nested too deeply to be checked") from None
     except TooMuchWorkError:
@@ -82,6 +83,20 @@ def validator_of(schema: Mapping[str, Any], *, default: str = LATEST, lenient: b
         place = ".".join(map(str, wrong[0].absolute_path)) or "<root>"
         raise ConfigurationError(f"is not valid: {place}: {wrong[0].message}")
     return made
+
+
+@contextmanager
+def _panics_are_errors() -> Iterator[None]:
+    """Raise `RecursionError` where jsonschema's mappings, which are in Rust, run out of stack.
+
+    They raise a `BaseException` for that, which is no subclass of `Exception`.
+    """
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ != "PanicException":
+            raise
+        raise RecursionError("references without end") from None
 
 
 def _unusable(error: Exception) -> ConfigurationError:
@@ -197,7 +212,7 @@ def errors_of(validator: Any, data: Any, most: int) -> list[Any]:
     end, and `ConfigurationError` where the schema cannot be used.
     """
     try:
-        with limited():
+        with _panics_are_errors(), limited():
             return list(islice(validator.iter_errors(data), most))
     except TooMuchMatchingError:
         raise TooMuchWorkError from None

@@ -6,6 +6,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from stepfleet.orchestrator.tools.schemas.handles import handle_of, schema_of
+from stepfleet.orchestrator.tools.schemas.validators import errors_of, validator_of
 
 
 class Line(BaseModel):
@@ -125,3 +126,19 @@ def test_equal_items_are_found_among_very_many_objects() -> None:
     assert unique.problems({"x": items}) is None
     assert unique.problems({"x": [*items, {"n": 7.0}]}) is not None
     assert unique.problems({"x": [1, True, "1"]}) is None
+
+
+def test_references_without_end_are_given_up_wherever_the_stack_ends() -> None:
+    """jsonschema's mappings, in Rust, raise no `Exception` where their part of the stack ends."""
+    endless = {"type": ["string", "object"], "allOf": [{"$ref": "#/$defs/endless"}]}
+    validator = validator_of({"$ref": "#/$defs/endless", "$defs": {"endless": endless}})
+
+    def from_depth(depth: int) -> None:
+        if depth:
+            return from_depth(depth - 1)
+        with pytest.raises(RecursionError):
+            errors_of(validator, {}, 1)
+        return None
+
+    for depth in range(30):
+        from_depth(depth)
