@@ -440,9 +440,7 @@ def _whole(config: AgentConfig, name: str, value: Any) -> Any:
         if isinstance(value, Record):
             return value.model_dump(exclude_unset=True)
         if not isinstance(value, Mapping):
-            raise ConfigurationError(
-                f"field {name!r} must be an object; write its fields and values"
-            )
+            raise ConfigurationError(f"field {name!r} must be an object; write its fields")
         return dict(value)
     current = getattr(config, name, None)
     if isinstance(current, Record) and isinstance(value, Mapping):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from stepfleet.orchestrator.batches.files.openai_format import RawLine
 from stepfleet.orchestrator.batches.files.source import BatchInput
-from stepfleet.orchestrator.batches.plan import BatchPlan, Draft
+from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import BatchFormat
@@ -98,7 +98,7 @@ class Checked:
     """The rows that good lines name in `after`, in their order."""
 
 
-def check(source: BatchInput, plan: BatchPlan, *, skip_invalid: bool) -> Checked:
+def check(source: BatchInput, plan: Plan, *, skip_invalid: bool) -> Checked:
     """Read every line once.
 
     Raises `ConfigurationError` that lists the bad lines, unless `skip_invalid` is true and
@@ -111,7 +111,7 @@ def check(source: BatchInput, plan: BatchPlan, *, skip_invalid: bool) -> Checked
     return found
 
 
-def examine(source: BatchInput, plan: BatchPlan) -> Checked:
+def examine(source: BatchInput, plan: Plan) -> Checked:
     """Read every line once, whatever is wrong with them. Raises `ConfigurationError` for none."""
     version = source.version
     problems = Problems()
@@ -136,9 +136,7 @@ def examine(source: BatchInput, plan: BatchPlan) -> Checked:
     return Checked(rows, good, digest.hexdigest(), problems, version, before)
 
 
-def valid_lines(
-    source: BatchInput, plan: BatchPlan, checked: Checked
-) -> Iterator[tuple[int, Draft]]:
+def valid_lines(source: BatchInput, plan: Plan, checked: Checked) -> Iterator[tuple[int, Draft]]:
     """Read the valid lines again. Raises `ConfigurationError` when the file has changed since."""
     bad = iter(checked.problems.rows)
     next_bad, place = next(bad, -1), 0
@@ -158,7 +156,7 @@ def valid_lines(
         raise ConfigurationError(msg)
 
 
-def draft_of(plan: BatchPlan, line: RawLine) -> Draft:
+def draft_of(plan: Plan, line: RawLine) -> Draft:
     """Return what becomes of a line. Raises `ConfigurationError` with what is wrong with it."""
     if line.data is None:
         raise ConfigurationError(line.problem)

@@ -49,7 +49,7 @@ class _Base:
     changed: AgentConfig
 
 
-class BatchPlan:
+class Plan:
     """Turns lines into drafts.
 
     `default` names the agent of lines that name none. `given` are agents by name; others are

@@ -32,7 +32,7 @@ from stepfleet.orchestrator.batches.check import (
 )
 from stepfleet.orchestrator.batches.files.lines import RowRules
 from stepfleet.orchestrator.batches.files.source import BatchInput, Given, InputFormat, open_input
-from stepfleet.orchestrator.batches.plan import BatchPlan, Draft
+from stepfleet.orchestrator.batches.plan import Draft, Plan
 from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, StoreError
 from stepfleet.orchestrator.limits.limit import NORMAL, Limit
 from stepfleet.orchestrator.records.base import well_formed
@@ -259,7 +259,7 @@ class BatchSubmission:
         self,
         order: BatchOrder,
         source: BatchInput,
-        plan: BatchPlan,
+        plan: Plan,
         checked: Checked,
         earlier: Manifest,
     ) -> Submitted:
@@ -281,9 +281,7 @@ class BatchSubmission:
                 earlier = await self._complete(order, manifest, plan, drafts)
         return Submitted(earlier, checked.problems, is_new=new > 0, added=new)
 
-    async def _earlier(
-        self, order: BatchOrder, source: BatchInput, plan: BatchPlan
-    ) -> Manifest | None:
+    async def _earlier(self, order: BatchOrder, source: BatchInput, plan: Plan) -> Manifest | None:
         """Return the batch of the order's key, or the newest one of its file and agents."""
         if order.idempotency_key:
             found = await self._batches.find(id_of_keyed_batch(order.idempotency_key))
@@ -306,7 +304,7 @@ class BatchSubmission:
         self,
         order: BatchOrder,
         manifest: Manifest,
-        plan: BatchPlan,
+        plan: Plan,
         drafts: Iterator[tuple[int, Draft]],
     ) -> Manifest:
         for config in plan.configs:
@@ -336,7 +334,7 @@ class BatchSubmission:
             noting.cancel()
             await asyncio.gather(noting, return_exceptions=True)
 
-    async def _plan(self, order: BatchOrder, rules: RowRules) -> BatchPlan:
+    async def _plan(self, order: BatchOrder, rules: RowRules) -> Plan:
         """Make the plan in a thread, as its checks run in one, and look agents up from there."""
         loop = asyncio.get_running_loop()
 
@@ -344,11 +342,11 @@ class BatchSubmission:
             return asyncio.run_coroutine_threadsafe(self._configs.named(name), loop).result()
 
         return await asyncio.to_thread(
-            BatchPlan, order.default_agent, order.agents, named, order.overrides, rules
+            Plan, order.default_agent, order.agents, named, order.overrides, rules
         )
 
     async def _register(
-        self, order: BatchOrder, source: BatchInput, plan: BatchPlan, checked: Checked
+        self, order: BatchOrder, source: BatchInput, plan: Plan, checked: Checked
     ) -> Manifest:
         """Return the batch's manifest as stored; if it was completed before, it is sealed."""
         batch_id, found = await self._found(order, checked)

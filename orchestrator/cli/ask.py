@@ -27,7 +27,7 @@ from stepfleet.orchestrator.cli.notes import Note, RunNotes, new_key
 from stepfleet.orchestrator.cli.options import COMPLETED, INTERRUPTED, SOME_FAILED, data_option
 from stepfleet.orchestrator.cli.terminal import notice, print_json, shown
 from stepfleet.orchestrator.cli.workers import FleetPlan
-from stepfleet.orchestrator.client.approvals import approvals_below
+from stepfleet.orchestrator.client.approvals import asks_below
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.events.envelope import StreamedText
@@ -208,7 +208,7 @@ async def _print_waiting_calls(fleet: AsyncFleet, run_id: str) -> None:
     while True:
         await asyncio.sleep(_LOOK)
         with contextlib.suppress(AgentException):  # whoever waits for the run reports it
-            below = await approvals_below(await fleet.runs.tree(run_id), fleet.approvals)
+            below = await asks_below(await fleet.runs.tree(run_id), fleet.approvals)
             approvals = (*await fleet.approvals.of_run(run_id), *below)
             places = places_of(approvals)
             for approval in approvals:

@@ -58,12 +58,10 @@ def costs(
         ),
     ] = "",
     since: Annotated[
-        str | None,
-        typer.Option("--since", metavar="DAY", help="The first day: 2026-11-22, or 7d ago (UTC)."),
+        str | None, typer.Option("--since", metavar="DAY", help="2026-11-22, or 7d ago (UTC).")
     ] = None,
     until: Annotated[
-        str | None,
-        typer.Option("--until", metavar="DAY", help="The last day, in the form of --since."),
+        str | None, typer.Option("--until", metavar="DAY", help="The last day, like --since.")
     ] = None,
     tenant: Annotated[
         str | None, typer.Option("--tenant", metavar="NAME", help="Of this tenant; '': of none.")
@@ -123,9 +121,7 @@ def day_given(text: str | None, option: str, today: date) -> date | None:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        msg = (
-            f"{option} {ascii(text)[:40]}: write a day, such as 2026-11-22, or days ago, such as 7d"
-        )
+        msg = f"{option} {ascii(text)[:40]}: write a day (2026-11-22) or days ago (7d)"
         raise ConfigurationError(msg) from None
 
 

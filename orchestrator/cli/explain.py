@@ -15,7 +15,7 @@ from rich.text import Text
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.fleet import print_found
 from stepfleet.orchestrator.cli.terminal import WIDE, moment, seconds, shown
-from stepfleet.orchestrator.client.approvals import approvals_below
+from stepfleet.orchestrator.client.approvals import asks_below
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.watching.standstill import begins_after
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -351,7 +351,7 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     result = run.result()
     approvals: tuple[Ask, ...] = ()
     if any(awaited_by(one.queue) is Awaited.RUN for one in awaited):
-        approvals = await approvals_below(await fleet.runs.tree(run.run_id), fleet.approvals)
+        approvals = await asks_below(await fleet.runs.tree(run.run_id), fleet.approvals)
     found = replace(explained(result, awaited), below=tuple(map(ApprovalBelow.of, approvals)))
     waits, before = await waits_of(run, fleet)
     if waits:
@@ -392,9 +392,7 @@ async def _approvals_of(runs: Iterable[str], fleet: AsyncFleet) -> list[Ask]:
     for run_id in islice(runs, _READ):
         found += await fleet.approvals.of_run(run_id)
         with contextlib.suppress(ConfigurationError):  # it is still to be created
-            found += await approvals_below(
-                await fleet.runs.tree(run_id, limit=_READ), fleet.approvals
-            )
+            found += await asks_below(await fleet.runs.tree(run_id, limit=_READ), fleet.approvals)
     return found
 
 

@@ -43,7 +43,7 @@ from stepfleet.orchestrator.cli.terminal import (
     usd,
 )
 from stepfleet.orchestrator.cli.trace import follow_conversation, trace, whole_view
-from stepfleet.orchestrator.client.approvals import approvals_below
+from stepfleet.orchestrator.client.approvals import asks_below
 from stepfleet.orchestrator.client.comparison import RunComparison, RunFigures
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.client.rendering import RunView
@@ -133,14 +133,11 @@ def ls(
         str | None, typer.Option("--error", help="A part of the error's text.")
     ] = None,
     since: Annotated[
-        str | None,
-        typer.Option("--since", help="The earliest creation, such as 2026-11-23T08:30Z."),
+        str | None, typer.Option("--since", help="The earliest creation: 2026-11-23T08:30Z.")
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option(
-            "--where", metavar="CONDITION", help="Conditions as in retry: cause=KEY, tool=stock."
-        ),
+        typer.Option("--where", metavar="CONDITION", help="As in retry: cause=KEY, tool=stock."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many.")] = 50,
     cursor: Annotated[
@@ -248,7 +245,7 @@ async def read_tree(named: str, batch: str | None, fleet: AsyncFleet) -> Shown:
     run, awaited = await read_run(named, batch, fleet)
     tree = await fleet.runs.tree(run.run_id)
     waits, _ = await waits_of(run, fleet)
-    return Shown(run, awaited, waits, tree, await approvals_below(tree, fleet.approvals))
+    return Shown(run, awaited, waits, tree, await asks_below(tree, fleet.approvals))
 
 
 def run_data(found: Shown) -> dict[str, Any]:

@@ -170,8 +170,7 @@ class RunNotes:
         try:
             self._write(note, identities)
         except OSError as error:
-            fix = "fix this and rerun: no work is lost"
-            msg = f"cannot write {self._folder}: {error.strerror}; {fix}"
+            msg = f"cannot write {self._folder}: {error.strerror}; fix it, rerun: no work is lost"
             raise ConfigurationError(msg) from None
 
     def _write(self, note: Note, identities: Iterable[str]) -> None:

@@ -131,9 +131,7 @@ OutFormat = Annotated[
 ]
 Fields = Annotated[
     str | None,
-    typer.Option(
-        "--fields", metavar="NAMES", help="These fields, such as id,structured.*,cost_usd."
-    ),
+    typer.Option("--fields", metavar="NAMES", help="These fields: id,structured.*,cost_usd."),
 ]
 Slim = Annotated[
     bool, typer.Option("--slim", help="Short lines: the answer, stop reason, error and cost.")
@@ -160,7 +158,7 @@ MaybeRunId = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run i
 OfBatch = Annotated[str | None, typer.Option("--batch", "-b", help="All runs of this batch.")]
 Raised = Annotated[
     list[str] | None,
-    typer.Option("--raise", metavar="FIELD=VALUE", help="Change a limit, such as max_steps=20."),
+    typer.Option("--raise", metavar="FIELD=VALUE", help="Change a limit: max_steps=20."),
 ]
 Again = Annotated[
     bool, typer.Option("--again", help="Begin a new batch of a file that already has one.")

@@ -33,9 +33,7 @@ WholeFleet = Annotated[bool, typer.Option("--all", help="The whole fleet.")]
 Preset = Literal["minimal", "standard", "full"]
 Changes = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="FIELD=VALUE", help="Change its configuration, such as max_steps=20."
-    ),
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change its configuration: max_steps=20."),
 ]
 At = Annotated[int | None, typer.Option("--at", min=0, help="After this many steps; default: all.")]
 

@@ -86,7 +86,7 @@ FollowingRaised = Annotated[
     typer.Option(
         "--raise",
         metavar="FIELD=VALUE",
-        help="Change a limit, such as max_steps=20.",
+        help="Change a limit: max_steps=20.",
         rich_help_panel=_FOLLOWING,
     ),
 ]

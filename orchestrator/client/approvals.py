@@ -49,7 +49,7 @@ _RUNS = 10
 """Runs that are looked at: a command for each."""
 
 
-class ApprovalFilter(TypedDict, total=False):
+class AskFilter(TypedDict, total=False):
     """Which calls are meant; all conditions hold.
 
     `group` is that of equal calls, `key` that of one call, as it was listed.
@@ -64,7 +64,7 @@ class ApprovalFilter(TypedDict, total=False):
     kind: str
 
 
-class DecideOptions(ApprovalFilter, total=False):
+class DecideOptions(AskFilter, total=False):
     """A decision, and which calls it is for.
 
     `call` is the call's place in its turn, from 0, where a run waits for several. `approve` is
@@ -88,7 +88,7 @@ class AsyncFleetApprovals:
         self._session = session
 
     async def page(
-        self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[ApprovalFilter]
+        self, *, limit: int = 50, cursor: str | None = None, **which: Unpack[AskFilter]
     ) -> AskPage:
         """Return up to `limit` calls that wait, the oldest first; all conditions hold.
 
@@ -111,7 +111,7 @@ class AsyncFleetApprovals:
         """
         return await (await self._approvals()).count_of_batch(batch_id)
 
-    async def all(self, **which: Unpack[ApprovalFilter]) -> AsyncGenerator[Ask, None]:
+    async def all(self, **which: Unpack[AskFilter]) -> AsyncGenerator[Ask, None]:
         """Yield all calls that wait, the oldest first."""
         cursor: str | None = None
         while True:
@@ -128,7 +128,7 @@ class AsyncFleetApprovals:
         Raises `ConfigurationError` where nothing of the run waits, or the answer is none of the
         options of one of these questions: nothing is decided then.
         """
-        which = ApprovalFilter(**{k: v for k, v in options.items() if k not in _DECISION})  # type: ignore[typeddict-item]
+        which = AskFilter(**{k: v for k, v in options.items() if k not in _DECISION})  # type: ignore[typeddict-item]
         _check(which)
         _check_decision(options)
         if run_id is None and not which:
@@ -164,7 +164,7 @@ class AsyncFleetApprovals:
 
 
 async def _matching(
-    asks: ApprovalStore, which: ApprovalFilter, decision: Decision, before: datetime
+    asks: ApprovalStore, which: AskFilter, decision: Decision, before: datetime
 ) -> AsyncGenerator[list[Waits], None]:
     """Yield by pages what the conditions hold for, of the calls that waited at that time.
 
@@ -211,7 +211,7 @@ def _decision(options: DecideOptions, at: datetime) -> Decision:
     )
 
 
-def _is_meant(ask: Ask, which: ApprovalFilter, call: int | None) -> bool:
+def _is_meant(ask: Ask, which: AskFilter, call: int | None) -> bool:
     return _matches(ask, which) and call in (None, ask.index)
 
 
@@ -258,16 +258,16 @@ def _check_answer(ask: Ask, decision: Decision) -> None:
 
 def _check(which: Any) -> None:
     for name, value in which.items():
-        if name not in ApprovalFilter.__annotations__ or not isinstance(value, str):
-            known = (*ApprovalFilter.__annotations__, *_DECISION)
+        if name not in AskFilter.__annotations__ or not isinstance(value, str):
+            known = (*AskFilter.__annotations__, *_DECISION)
             close = "" if name in known else meant(name, known)
-            fix = close or f"; write {', '.join(ApprovalFilter.__annotations__)}"
+            fix = close or f"; write {', '.join(AskFilter.__annotations__)}"
             raise ConfigurationError(f"{name!r} is not a condition with text{fix}")
         if name == "kind" and value not in KINDS:
             raise ConfigurationError(f"kind is {value!r:.60}; write {' or '.join(KINDS)}")
 
 
-def _matches(ask: Ask, which: ApprovalFilter) -> bool:
+def _matches(ask: Ask, which: AskFilter) -> bool:
     values = {
         "agent": ask.agent,
         "tool": ask.tool,
@@ -350,7 +350,7 @@ def _cut(decision: Decision) -> str:
     return str(decision)[:_LONGEST]
 
 
-async def approvals_below(tree: RunTree, approvals: AsyncFleetApprovals) -> tuple[Ask, ...]:
+async def asks_below(tree: RunTree, approvals: AsyncFleetApprovals) -> tuple[Ask, ...]:
     """Return the calls that wait for people in the runs below, of the first ten open ones.
 
     A run with open runs below it waits for these.

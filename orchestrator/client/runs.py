@@ -101,9 +101,7 @@ def _time(field: str, given: datetime | str | None) -> datetime | None:
         at = at.replace(tzinfo=UTC) if at and at.tzinfo is None else at
         return max(at.astimezone(UTC), EPOCH) if at else None
     except (ValueError, OverflowError):
-        msg = (
-            f"{field} is {ascii(given)[:60]}; write a time such as 2026-11-23 or 2026-11-23T08:30Z"
-        )
+        msg = f"{field} is {ascii(given)[:60]}; write a time: 2026-11-23 or 2026-11-23T08:30Z"
         raise ConfigurationError(msg) from None
 
 
@@ -387,8 +385,7 @@ class AsyncFleetRuns:
         least that many seconds ago. A batch counts them on, as it does expired ones; one that is
         purged whole and has no open runs is forgotten. With `dry_run` nothing is removed.
         `on_progress` receives the number so far after each page. Works while Redis is full; open
-        runs stay, and so do those whose end others are still to learn, and runs below those of a
-        `batch`.
+        runs stay, and so do those whose end others are still to learn, and runs below a `batch`.
         Raises `ConfigurationError` for an unknown batch or state.
         """
         for status in statuses:

@@ -23,7 +23,7 @@ from stepfleet.orchestrator.continuation.guards import (
     CumulativeExecutionTimeLimit,
     ExecutionTimeLimit,
     FinishReasonCheck,
-    MeasureGuard,
+    Maximum,
     StepsLimit,
     StopRequested,
     TokenUsageLimit,
@@ -52,7 +52,7 @@ class ContinuationCriteria:
         self.criteria = criteria
         self._each = tuple((one, explains(one), _is_ours(one)) for one in self)
         each = enumerate(self)
-        self._limits = {at: one for at, one in each if isinstance(one, MeasureGuard)}
+        self._limits = {at: one for at, one in each if isinstance(one, Maximum)}
 
     def __iter__(self) -> Iterator[CanDecideToContinue]:
         for criterion in self.criteria:
@@ -134,9 +134,7 @@ def _is_reached(evaluation: ContinuationEvaluation) -> bool:
     return evaluation.decision is FORBID and evaluation.stop_reason is not StopReason.ERROR
 
 
-def _with_idle(
-    outcome: ContinuationOutcome, reached: dict[int, MeasureGuard]
-) -> ContinuationOutcome:
+def _with_idle(outcome: ContinuationOutcome, reached: dict[int, Maximum]) -> ContinuationOutcome:
     """Return a completed run's outcome, in which limits say that they prevented nothing."""
     evaluations = tuple(
         limit.idle(one) if (limit := reached.get(at)) else one

@@ -202,5 +202,5 @@ class ErrorPolicyCriterion:
             follows = "permanent, not retried"
         else:
             follows += f"the policy says {handling.value}"
-        message = failures.message or "no message"
-        return f"{failures.type.value} error{code}{where} ({follows}): {message}"
+        what = f"{failures.type.value} error{code}{where} ({follows})"
+        return f"{what}: {failures.message or 'no message'}"

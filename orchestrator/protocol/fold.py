@@ -73,9 +73,7 @@ def check_data(given: Any, known: Collection[str], field: str = "input") -> None
             left += one
         elif isinstance(one, str) and (places := set(_PLACE.findall(one)) & set(known)):
             msg = f"field {field!r} is a dict and names {{{min(places)[:60]}}}: only a text has"
-            raise ConfigurationError(
-                f"{msg} places for results; write one, such as 'Use: {{output}}'"
-            )
+            raise ConfigurationError(f"{msg} places for results; write one: 'Use: {{output}}'")
 
 
 def places_of(names: Collection[str]) -> tuple[str, ...]:

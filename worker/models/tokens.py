@@ -108,9 +108,7 @@ def _function(endpoint: Endpoint) -> Callable[[], Any]:
             raise ModelSetupError(msg)
         found = points[0].load()
     if not callable(found):
-        raise ModelSetupError(
-            f"{variable}: {name} is not a function; name one that returns a token"
-        )
+        raise ModelSetupError(f"{variable}: {name} must be a function that returns a token")
     function: Callable[[], Any] = found
     return function
 

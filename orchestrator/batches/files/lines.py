@@ -249,9 +249,7 @@ def stored_form(value: Any, limit: int, name: str) -> Any:
     try:
         text = exact_json.dumps(value, default=exact_json.json_form)
     except TypeError as error:
-        msg = (
-            f"field {name!r} is not valid JSON data ({error}); give text, numbers, lists and dicts"
-        )
+        msg = f"field {name!r} is not valid JSON data ({error}); give text, numbers, lists, dicts"
         raise ConfigurationError(msg) from None
     check_size(len(text), limit, name)
     return exact_json.loads(text)

@@ -124,9 +124,7 @@ def parse_openai_line(data: dict[str, Any]) -> BatchLine:
         raise ConfigurationError(msg)
     body = data.get("body")
     if not isinstance(body, dict):
-        raise ConfigurationError(
-            "field 'body' is missing or not an object; write model and messages"
-        )
+        raise ConfigurationError("field 'body' is missing or not an object; write model, messages")
     return _request(custom_id, body)
 
 

@@ -73,9 +73,7 @@ def select(names: str | Iterable[str] | None) -> tuple[Field, ...]:
     parts = [name.strip() for name in (DEFAULT_FIELDS if given is None else given)]
     fields = tuple(dict.fromkeys(_field(name) for name in parts if name))
     if not fields:
-        raise ConfigurationError(
-            "fields: none is named; write some, such as id,structured.*,cost_usd"
-        )
+        raise ConfigurationError("fields: none is named; write some: id,structured.*,cost_usd")
     return fields
 
 

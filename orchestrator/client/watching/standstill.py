@@ -55,7 +55,7 @@ SAMPLED = 100
 """Runs that are looked at: of those that are held, and evenly of a batch."""
 Held = Callable[[], Awaitable[str]]
 """Reads what holds that which is waited for; an empty text where nothing does."""
-ReadApprovals = Callable[[], Awaitable[str]]
+Asks = Callable[[], Awaitable[str]]
 """Reads which of the awaited calls wait for people; an empty text for none."""
 _NAMED = 10
 """Runs before a run that are named."""
@@ -108,7 +108,7 @@ class Standstill:
             self._reading.cancel()
             await asyncio.wait([self._reading])
 
-    async def reason(self, needs: Needs, held: Held, approvals: ReadApprovals) -> str:
+    async def reason(self, needs: Needs, held: Held, asks: Asks) -> str:
         """Return why nothing moves; empty where nothing is wrong, or that cannot be read."""
         try:
             if self._reading or time.monotonic() - self._read_at >= QUIET_SECONDS:
@@ -121,7 +121,7 @@ class Standstill:
                     self._reading = None
                 reading.result()
             found = self._troubles or await self._lacks(needs)
-            return "; ".join(found or filter(None, (await held(), await approvals())))
+            return "; ".join(found or filter(None, (await held(), await asks())))
         except Exception:  # what only explains a wait must not end it
             log.debug("the reason of a standstill is unknown", exc_info=True)
             return ""
@@ -163,13 +163,11 @@ class Standstill:
 class Quiet:
     """One wait: `tick` is to be called again and again, and says whether nothing has moved."""
 
-    def __init__(
-        self, standstill: Standstill, needs: Needs, held: Held, approvals: ReadApprovals
-    ) -> None:
+    def __init__(self, standstill: Standstill, needs: Needs, held: Held, asks: Asks) -> None:
         self._standstill = standstill
         self._needs = needs
         self._held = held
-        self._approvals = approvals
+        self._asks = asks
         self._reason = ""
         self._next = time.monotonic() + QUIET_SECONDS
 
@@ -179,7 +177,7 @@ class Quiet:
         if not idle:
             reason, self._next = "", now + QUIET_SECONDS
         elif now >= self._next:
-            reason = await self._standstill.reason(self._needs, self._held, self._approvals)
+            reason = await self._standstill.reason(self._needs, self._held, self._asks)
             self._next = time.monotonic() + QUIET_SECONDS
         if reason != self._reason:
             self._reason = reason
@@ -253,7 +251,7 @@ async def _named(limits: LimitStore, waits: Mapping[str, str]) -> list[str]:
     return [str(one) for one in await limits.states(most)]
 
 
-def approvals_of_batch(store: Store, batch_id: str) -> ReadApprovals:
+def approvals_of_batch(store: Store, batch_id: str) -> Asks:
     """Return a reader of the batch's calls that wait for people."""
 
     async def read() -> str:
@@ -263,7 +261,7 @@ def approvals_of_batch(store: Store, batch_id: str) -> ReadApprovals:
     return read
 
 
-def approvals_of_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> ReadApprovals:
+def approvals_of_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> Asks:
     """Return a reader of the calls of these runs, and of those below, that wait for people."""
 
     async def read() -> str:

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeVar, cast
 from tornado import web
 
 from stepfleet.orchestrator.agents.config import named_overrides
-from stepfleet.orchestrator.client.approvals import KINDS, ApprovalFilter, approvals_below
+from stepfleet.orchestrator.client.approvals import KINDS, AskFilter, asks_below
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.client.runs import RunConditions
 from stepfleet.orchestrator.dashboard.access import exact_in_browsers
@@ -26,8 +26,8 @@ from stepfleet.orchestrator.dashboard.api.handling import (
     words,
 )
 from stepfleet.orchestrator.dashboard.api.records import (
-    ActionRequest,
     ActionResult,
+    Change,
     WaitingCall,
     WaitingPage,
 )
@@ -82,25 +82,23 @@ class ActionHandler(Audited, ABC):
     async def post(self, target: str, verb: str) -> None:
         """Act, and answer with what was done."""
         try:
-            given = body_of(
-                bytes(self.body), self.request.headers.get("Content-Type", ""), ActionRequest
-            )
+            given = body_of(bytes(self.body), self.request.headers.get("Content-Type", ""), Change)
         except ConfigurationError as error:
             return self.refuse(error, 400)
         about = (verb, self.subject(target, given), given.to_json())
         act = partial(self.act, target, verb, given)
         return await self.attempt(lambda: self.audited(*about, act))
 
-    def subject(self, target: str, given: ActionRequest) -> str:
+    def subject(self, target: str, given: Change) -> str:
         """Return what is acted on, as the audit names it."""
         del given
         return f"{self.noun} {target}"
 
     @abstractmethod
-    async def act(self, target: str, verb: str, given: ActionRequest) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it."""
 
-    def of_run(self, verb: str, given: ActionRequest) -> Callable[[str], Awaitable[ControlResult]]:
+    def of_run(self, verb: str, given: Change) -> Callable[[str], Awaitable[ControlResult]]:
         """Return the action on one run."""
         if given.overrides and verb != "retry":
             raise ConfigurationError("overrides: a retry takes them, a message and a fork")
@@ -110,7 +108,7 @@ class ActionHandler(Audited, ABC):
         return getattr(self.site.fleet.runs, verb)  # type: ignore[no-any-return]
 
     async def each(
-        self, run_ids: Sequence[str], verb: str, given: ActionRequest, cursor: str | None = None
+        self, run_ids: Sequence[str], verb: str, given: Change, cursor: str | None = None
     ) -> ActionResult:
         """Act on these runs. `cursor` is where more of them are."""
         act, limited = self.of_run(verb, given), asyncio.Semaphore(AT_ONCE)
@@ -138,7 +136,7 @@ class RunAction(ActionHandler):
     noun = "run"
     verbs: ClassVar = (*VERBS, "send", "fork")
 
-    async def act(self, target: str, verb: str, given: ActionRequest) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
         if given.where or given.filter or given.cursor or given.runs is not None:
             raise ConfigurationError("where, filter, cursor and runs are for several runs")
@@ -152,7 +150,7 @@ class RunAction(ActionHandler):
             raise ConfigurationError("message and at are for send and fork")
         return _of_run(verb, await self.of_run(verb, given)(target))
 
-    async def _going_on(self, target: str, verb: str, given: ActionRequest) -> ActionResult:
+    async def _going_on(self, target: str, verb: str, given: Change) -> ActionResult:
         """Give the run a message, or begin another one with its steps."""
         fleet, own = self.site.fleet, named_overrides(given.overrides)
         if verb == "fork":
@@ -178,7 +176,7 @@ class BatchAction(ActionHandler):
 
     noun = "batch"
 
-    async def act(self, target: str, verb: str, given: ActionRequest) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
         try:
             batch = await self.site.fleet.batches.get(target)
@@ -197,7 +195,7 @@ class BatchAction(ActionHandler):
         return ActionResult(action=verb, runs=await getattr(batch, verb)())
 
     async def _selected(
-        self, batch: str, verb: str, given: ActionRequest, which: dict[str, Any]
+        self, batch: str, verb: str, given: Change, which: dict[str, Any]
     ) -> ActionResult:
         if given.where or not which.keys() <= _SELECTED:
             msg = f"filter: write {', '.join(sorted(_SELECTED))}, and no `where` with it"
@@ -218,10 +216,10 @@ class FleetAction(ActionHandler):
         """Act, and answer with what was done. The address names the verb alone."""
         await super().post(verb, target)
 
-    async def act(self, target: str, verb: str, given: ActionRequest) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it."""
         del target
-        if given != ActionRequest():
+        if given != Change():
             raise ConfigurationError("body: leave it empty")
         await getattr(self.site.fleet, verb)()
         return ActionResult(action=verb, outcome=f"{verb}d")
@@ -233,11 +231,9 @@ class LimitAction(ActionHandler):
     noun = "limit"
     verbs: ClassVar = ("set", "clear")
 
-    async def act(self, target: str, verb: str, given: ActionRequest) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
-        if given != ActionRequest(overrides=given.overrides) or (
-            verb == "clear" and given.overrides
-        ):
+        if given != Change(overrides=given.overrides) or (verb == "clear" and given.overrides):
             raise ConfigurationError("overrides: write the limit's fields, for set alone")
         if lacking := [name for name, value in given.overrides.items() if value is None]:
             fix = 'write a value, or "" to take it away; null is none'
@@ -260,7 +256,7 @@ class RunsAction(ActionHandler):
         """Act, and answer with what was done."""
         await super().post("by id or filter", verb or target)
 
-    async def act(self, target: str, verb: str, given: ActionRequest) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
         del target
         if given.where or (given.runs is None) == (given.filter is None):
@@ -307,7 +303,7 @@ class Approvals(ReadHandler):
         fleet, run, below = self.site.fleet, query.pop("run", None), query.pop("below", None)
         approvals = fleet.approvals
         if below:
-            page = AskPage(asks=await approvals_below(await fleet.runs.tree(below), approvals))
+            page = AskPage(asks=await asks_below(await fleet.runs.tree(below), approvals))
         elif run:
             page = AskPage(asks=await approvals.of_run(run))
         else:
@@ -347,13 +343,13 @@ class Decide(ActionHandler):
         """Act, and answer with what was done."""
         await super().post("that wait", verb or target)
 
-    def subject(self, target: str, given: ActionRequest) -> str:
+    def subject(self, target: str, given: Change) -> str:
         """Return which calls are decided: the detail of an entry is cut, perhaps before them."""
         named = {**(given.filter or {}), **({"run": given.runs[0]} if given.runs else {})}
         which = ", ".join(f"{name} {value[:LONGEST_NAME]}" for name, value in named.items())
         return f"{self.noun} {target}: {which}" if which else super().subject(target, given)
 
-    async def act(self, target: str, verb: str, given: ActionRequest) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
         del target
         options, runs = self._options(verb, given), list(dict.fromkeys(given.runs or ()))
@@ -372,17 +368,14 @@ class Decide(ActionHandler):
         left = decided.late + len(refused)
         return ActionResult(action=verb, runs=decided.applied, left_alone=left, refused=shown)
 
-    def _options(self, verb: str, given: ActionRequest) -> dict[str, Any]:
+    def _options(self, verb: str, given: Change) -> dict[str, Any]:
         """Return the options of `decide`. Raises `ConfigurationError`."""
         if given.overrides or given.where or given.cursor:
             raise ConfigurationError("body: write runs or a filter, message, and at")
         if given.runs is None and given.filter is None:
             raise ConfigurationError("body: write runs, a list of ids, or a filter, or both")
-        if (
-            given.filter is not None
-            and not given.filter.keys() <= ApprovalFilter.__annotations__.keys()
-        ):
-            raise ConfigurationError(f"filter: write {', '.join(ApprovalFilter.__annotations__)}")
+        if given.filter is not None and not given.filter.keys() <= AskFilter.__annotations__.keys():
+            raise ConfigurationError(f"filter: write {', '.join(AskFilter.__annotations__)}")
         options: dict[str, Any] = {"approve": verb != "deny", "by": self.user}
         if given.message:
             options["answer" if verb == "answer" else "reason"] = given.message

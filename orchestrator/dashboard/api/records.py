@@ -66,7 +66,7 @@ class WorkersReport(Record):
     checks: tuple[Check, ...] = ()
 
 
-class ActionRequest(Record):
+class Change(Record):
     """The body of an action. `overrides` are fields of the configuration, where a run goes on.
 
     `message` is what a run is given by `send`, or by `fork` in place of what it was given after

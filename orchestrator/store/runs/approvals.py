@@ -54,7 +54,7 @@ class Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class ApprovalFigures:
+class AskFigures:
     """How many calls wait for people, and since when the oldest does (Unix time in ms), if any.
 
     Calls of runs that were cancelled count until somebody lists what waits.
@@ -107,15 +107,13 @@ class ApprovalStore(Gateway):
         scores = await self._connection.execute_all(*(("ZSCORE", name, one) for one in members))
         return await self._read([(float(s or 0), m) for s, m in zip(scores, members, strict=True)])
 
-    async def figures(self) -> ApprovalFigures:
+    async def figures(self) -> AskFigures:
         """Return how many calls wait for people: two small commands for each shard."""
         names = [f"{self._keys.tag(shard)}asks" for shard in range(self._keys.shards)]
         run = self._connection.execute_all
         counts = await run(*(("ZCARD", name) for name in names))
         firsts = await run(*(("ZRANGE", name, 0, 0, "WITHSCORES") for name in names))
-        return ApprovalFigures(
-            sum(counts), min((float(one[1]) for one in firsts if one), default=None)
-        )
+        return AskFigures(sum(counts), min((float(one[1]) for one in firsts if one), default=None))
 
     async def oldest(self) -> list[Ask]:
         """Return the calls that have waited longest for people, a hundred at most."""

@@ -19,7 +19,7 @@ from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
 from stepfleet.orchestrator.agents.config import stored_overrides
 from stepfleet.orchestrator.batches.check import check
 from stepfleet.orchestrator.batches.files.source import open_input
-from stepfleet.orchestrator.batches.plan import BatchPlan
+from stepfleet.orchestrator.batches.plan import Plan
 from stepfleet.orchestrator.client.copies import with_tools
 
 
@@ -45,7 +45,7 @@ def submit_line(config: AgentConfig, overrides: dict[str, Any]) -> None:
     def unknown(name: str) -> AgentConfig:
         raise ConfigurationError(name)
 
-    plan = BatchPlan("a", {"a": config}, unknown, {})
+    plan = Plan("a", {"a": config}, unknown, {})
     with open_input([{"input": "x", "overrides": overrides}]) as source:
         check(source, plan, skip_invalid=False)
 

@@ -13,7 +13,7 @@ from stepfleet.orchestrator import AgentConfig, ConfigurationError
 from stepfleet.orchestrator.agents.config import ToolRef
 from stepfleet.orchestrator.batches.check import Checked, check, valid_lines
 from stepfleet.orchestrator.batches.files.source import BatchInput, open_input
-from stepfleet.orchestrator.batches.plan import BatchPlan
+from stepfleet.orchestrator.batches.plan import Plan
 
 SOLVER = AgentConfig(name="solver", model="openai:m", tools=(ToolRef(name="look"),))
 WRITER = AgentConfig(name="writer", model="openai:m")
@@ -25,10 +25,8 @@ def unknown(name: str) -> AgentConfig:
 
 def plan_of(
     default: str | None = "solver", overrides: Mapping[str, Any] | None = None, **given: AgentConfig
-) -> BatchPlan:
-    return BatchPlan(
-        default, given or {"solver": SOLVER, "writer": WRITER}, unknown, overrides or {}
-    )
+) -> Plan:
+    return Plan(default, given or {"solver": SOLVER, "writer": WRITER}, unknown, overrides or {})
 
 
 @contextmanager
@@ -37,12 +35,12 @@ def source_of(*lines: Any) -> Iterator[BatchInput]:
         yield made
 
 
-def checked(*lines: Any, plan: BatchPlan | None = None, skip_invalid: bool = False) -> Checked:
+def checked(*lines: Any, plan: Plan | None = None, skip_invalid: bool = False) -> Checked:
     with source_of(*lines) as source:
         return check(source, plan or plan_of(), skip_invalid=skip_invalid)
 
 
-def refusal(*lines: Any, plan: BatchPlan | None = None) -> str:
+def refusal(*lines: Any, plan: Plan | None = None) -> str:
     with pytest.raises(ConfigurationError) as caught:
         checked(*lines, plan=plan)
     return caught.value.message
@@ -168,7 +166,7 @@ def request(**body: Any) -> dict[str, Any]:
 
 
 def test_an_openai_line_without_an_agent_runs_as_a_plain_one_with_its_model() -> None:
-    plan = BatchPlan(None, {}, unknown, {})
+    plan = Plan(None, {}, unknown, {})
     draft = plan.draft(orjson.dumps(request(temperature=0, response_format={"type": "text"})))
     assert (draft.config.name, draft.config.model) == ("openai-batch", "openai:gpt-4o")
     assert draft.config.tools == ()
@@ -188,13 +186,13 @@ def test_what_an_agent_cannot_do_for_an_openai_line_is_refused() -> None:
     assert "agent 'solver' has no tool 'jump'" in refusal(request(tools=tools))
     assert "'body.logprobs' cannot be set per line" in refusal(request(logprobs=True))
     assert "tools run here as an agent's code" in refusal(
-        request(tools=tools), plan=BatchPlan(None, {}, unknown, {})
+        request(tools=tools), plan=Plan(None, {}, unknown, {})
     )
 
 
 def test_very_many_different_request_bodies_are_refused() -> None:
     lines = [request(user=f"u{n}") | {"custom_id": str(n)} for n in range(1001)]
-    said = refusal(*lines, plan=BatchPlan(None, {}, unknown, {}))
+    said = refusal(*lines, plan=Plan(None, {}, unknown, {}))
     assert "line 1001: is the 1,001th" in said
 
 

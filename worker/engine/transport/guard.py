@@ -68,9 +68,7 @@ def _check_content(message: Any, headers: dict[str, Any]) -> None:
     if (kind := message.get("content-type")) != _JSON:
         raise MessageRefused(f"the content is {kind!r}, and only {_JSON} is taken"[:300])
     if headers.get("compression"):
-        raise MessageRefused(
-            "the body is compressed, which stepfleet refuses: it may be of any size"
-        )
+        raise MessageRefused("the body is compressed, which is refused: it may be of any size")
 
 
 def _decoded(raw: bytes, what: str) -> Any:

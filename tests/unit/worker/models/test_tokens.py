@@ -125,7 +125,7 @@ async def test_a_jwt_says_itself_when_it_expires(issuer: Issuer) -> None:
         ("a\nb", "", "return the token", False),
         ("", "", "returned an empty token", False),
         (None, "no_such_module_here:x", "no module 'no_such_module_here'", False),
-        (None, f"{HERE}:PROVIDER", "is not a function", False),
+        (None, f"{HERE}:PROVIDER", "must be a function", False),
         (None, "nobody", "not an entry point in 'stepfleet.tokens'", False),
     ],
 )
