@@ -78,7 +78,7 @@ def test_what_every_run_would_meet_refuses_with_the_fix(
 def test_what_may_pass_is_said_and_goes_on(model: ModelServer, kind: str) -> None:
     model.follow(lambda _: Fault(kind))
     (said,) = checked(model)
-    assert "going on" in said
+    assert "continuing" in said
 
 
 def test_a_model_without_an_answer_delays_for_a_bounded_time(
