@@ -56,7 +56,7 @@ class NotFoundError(ConfigurationError):
 
 
 class ConflictError(ConfigurationError):
-    """What is there contradicts a request.
+    """A request contradicts the stored state.
 
     A run has not ended, or an id or idempotency key belongs to another input.
     """
@@ -118,7 +118,7 @@ LONGEST_WISH = 3600.0
 
 
 def bounded_wish(seconds: float | None) -> float | None:
-    """Return a wish to wait in seconds, from 0 to an hour; None for what is no number."""
+    """Return a wish to wait in seconds, from 0 to an hour; None if it is not a number."""
     if not isinstance(seconds, int | float) or seconds != seconds:  # noqa: PLR0124 - nan
         return None
     return float(min(max(seconds, 0), LONGEST_WISH))
@@ -173,9 +173,9 @@ class RateLimitError(ModelError):
 
     `unsent` is set where the worker did not make the call: others had just been refused, or the
     model's limits have no room. `sheds` is set where the provider lacks capacity for the tier of
-    the call (flex): that is no limit of the account. `stated` has the limits per minute that the
-    refusal names, by kind (`r`equests, `t`okens, `i`nput, `o`utput). The worker adds `limit`, the
-    name of the limits that it was made under.
+    the call (flex); the account's limits are not reached. `stated` has the limits per minute that
+    the refusal names, by kind (`r`equests, `t`okens, `i`nput, `o`utput). The worker adds `limit`,
+    the name of the limits that it was made under.
     """
 
     code = ModelErrorCode.RATE_LIMIT.value

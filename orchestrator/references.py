@@ -81,7 +81,7 @@ def see_folder(folder: str) -> None:
 
 def _not_there(named: str, reference: str, why: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{named}: {reference!r} cannot be loaded: {why}; name installed code or code beside the "
+        f"{named}: {reference!r} cannot be loaded: {why}; name installed code or code in the "
         "working directory, an object in it as module:attribute"
     )
 

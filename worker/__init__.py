@@ -23,7 +23,7 @@ __all__ = ["install"]
 def install(
     app: "Celery", agents: "str | list[str] | tuple[str, ...] | None" = None, **settings: Any
 ) -> None:
-    """Let the workers of a user's own Celery app do steps, beside the app's tasks.
+    """Let the workers of a user's own Celery app do steps, besides the app's tasks.
 
     A worker does if it reads their queue: `celery -A proj worker -Q celery,stepfleet`. `agents`
     names modules or files, as `--agents` does; they are imported when such a worker starts.

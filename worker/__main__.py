@@ -2,7 +2,7 @@
 
 The same worker as `celery -A stepfleet.worker.app worker` starts, without what Celery's command
 line loads for its other commands and plugins, Flower among them: it is up sooner, and smaller.
-Where settings or agents are wrong, it ends with exit code 2, as commands do: no restart mends that.
+Where settings or agents are wrong, it ends with exit code 2, as commands do: restarts do not help.
 """
 
 import sys

@@ -42,7 +42,7 @@ CELERYS_CONSUMER = "celery.worker.consumer:Consumer"
 SHORT_SECONDS = 120.0
 """A time limit below this ends model calls that are within their own."""
 READY_SECONDS = 5.0
-"""A worker is ready when its agents are announced, or so long after it could have been."""
+"""A worker is ready when its agents are announced, or this long after it could have been."""
 AGENTS = "STEPFLEET_AGENTS"
 
 

@@ -43,7 +43,7 @@ Around = Callable[[Call], Call]
 """Goes around a call of a provider."""
 
 
-class Store(Protocol):
+class StepPort(Protocol):
     """Claim, journal, commit."""
 
     async def claim(self, hint: Work, token: str) -> Claim | Refusal:
@@ -199,7 +199,7 @@ class Ports:
     step waits `outage_patience` seconds.
     """
 
-    store: Store
+    store: StepPort
     calls: CallStore
     agent: Callable[[AgentConfig], AgentCode]
     toolbox: LocalToolbox

@@ -108,7 +108,7 @@ def strategy_of(config: AgentConfig, given: Any) -> Strategy | None:
         raise ConfigurationError(msg) from None
     if given is not None and not isinstance(given, Strategy | str):
         kind = type(given).__name__
-        msg = f"field 'strategy': a {kind} is none; give a Strategy, a name or 'module:attribute'"
+        msg = f"field 'strategy': a {kind} cannot be one; give a Strategy, name, 'module:attribute'"
         raise ConfigurationError(msg)
     made: Strategy | None = (
         make_strategy(given, config.strategy_options) if isinstance(given, str) else given
@@ -252,8 +252,8 @@ def with_presets(agent: str, fields: Mapping[str, Any]) -> dict[str, Any]:
     rest = {name: value for name, value in policy.items() if name != "preset"}
     if policy["preset"] not in POLICIES:
         raise ConfigurationError(
-            f"agent {agent!r}: field 'error_policy': {policy['preset']!r} is no preset; write one "
-            f"of {', '.join(POLICIES)}"
+            f"agent {agent!r}: field 'error_policy': {policy['preset']!r} is not a preset; write "
+            f"one of {', '.join(POLICIES)}"
         )
     made: ErrorPolicy = getattr(ErrorPolicy, policy["preset"])()
     return {**fields, "error_policy": {**made.model_dump(), **rest}}
@@ -265,7 +265,7 @@ def _value(variable: str, text: str) -> Any:
     try:
         return json.loads(text)
     except ValueError as error:
-        raise ConfigurationError(f"{variable} is no valid JSON: {error}") from None
+        raise ConfigurationError(f"{variable} is not valid JSON: {error}") from None
 
 
 def _table(value: Any) -> Mapping[str, Any] | None:

@@ -21,7 +21,7 @@ from stepfleet.orchestrator.models.llm import LLM
 
 @dataclass(frozen=True)
 class AgentBuilder:
-    """An agent in the making; every method returns a further builder and leaves this one alone.
+    """Builds an agent; every method returns a new builder and leaves this one unchanged.
 
     `with_fields` takes every argument of `Agent`; the other methods name the usual ones. Wrong
     values are refused by `build`. Times are seconds, costs US dollars.
@@ -44,7 +44,7 @@ class AgentBuilder:
         return self.with_settings(base_url=url, **key)
 
     def with_settings(self, **settings: Any) -> Self:
-        """Set fields of `ModelSettings`, as `temperature=0`."""
+        """Set fields of `ModelSettings`, such as `temperature=0`."""
         return self.with_fields(settings=settings)
 
     def with_max_tokens(self, tokens: int | None) -> Self:
@@ -60,7 +60,7 @@ class AgentBuilder:
         return self.with_fields(instructions=text)
 
     def with_prompt(self, text: str | None) -> Self:
-        """Set the text that words a row of fields as the input, as `Classify: {description}`."""
+        """Set the text that words a row's fields as input, such as `Classify: {description}`."""
         return self._with_whole(prompt=text)
 
     def with_tools(self, *tools: Any) -> Self:

@@ -72,7 +72,7 @@ class RunOverrides(_ForBoth, total=False):
 
 
 class AgentKeywords(_ForBoth, total=False):
-    """Arguments of `Agent` beside its own."""
+    """Arguments of `Agent` besides its own."""
 
     prompt: str | None
     strategy_options: Mapping[str, Any]
@@ -208,7 +208,7 @@ class AgentConfig(Record):
     def answers_natively(self) -> bool:
         """Whether the provider writes the answer as JSON of the schema.
 
-        In `native` mode, unless there are tools and a model's service cannot do it beside them:
+        In `native` mode, unless there are tools and a model's service cannot do it with them:
         then the answer is given by a tool.
         """
         if self.answer_mode != "native":
@@ -225,7 +225,7 @@ class AgentConfig(Record):
         if len(names) > len(set(names)):
             twice = next(name for name in names if names.count(name) > 1)
             raise ConfigurationError(
-                f"agent {self.name!r}: tool {twice!r} is there twice, or is the answer contract's "
+                f"agent {self.name!r}: tool {twice!r} appears twice, or is the answer contract's "
                 "own; give one of them another name"
             )
         if self.answer_mode == "native" and self.output_schema is None:
@@ -392,7 +392,7 @@ def named_overrides(given: Mapping[str, Any]) -> dict[str, Any]:
         else:
             msg = (
                 f"field {ascii(name)[:60]} is not known{meant(name, _NAMES)}; write fields of the "
-                "agent's configuration, as max_steps"
+                "agent's configuration, such as max_steps"
             )
         raise ConfigurationError(msg)
     return dict(given)
@@ -419,7 +419,7 @@ def read_overrides(stored: str | None) -> dict[str, Any]:
         raise SerializationError(f"the run's overrides cannot be read: {error}") from None
     if not isinstance(found, dict) or is_too_deep(found, READABLE_LEVELS):
         raise SerializationError(
-            "the run's overrides cannot be read: no object, or nested too deep"
+            "the run's overrides cannot be read: not an object, or nested too deep"
         )
     return found
 
@@ -440,7 +440,7 @@ def _whole(config: AgentConfig, name: str, value: Any) -> Any:
         if isinstance(value, Record):
             return value.model_dump(exclude_unset=True)
         if not isinstance(value, Mapping):
-            raise ConfigurationError(f"field {name!r} is no object; write its fields and values")
+            raise ConfigurationError(f"field {name!r} must be an object; write its fields")
         return dict(value)
     current = getattr(config, name, None)
     if isinstance(current, Record) and isinstance(value, Mapping):

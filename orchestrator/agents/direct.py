@@ -94,7 +94,7 @@ class LLMModel(Model):
         try:
             data = read_data(response.content, limit=256 * 1024)
         except BoundsError as error:
-            raise ModelError(f"the model's answer is no JSON: {error}") from None
+            raise ModelError(f"the model's answer is not valid JSON: {error}") from None
         if problems := handle.problems(data):
             raise ModelError(f"the model's answer does not fit the schema: {problems}")
         return dict(data)

@@ -117,7 +117,7 @@ def agents_of_file(
     """
     tables = _tables(Path(file))
     if not tables:
-        raise ConfigurationError(f"{file}: no agent there; write a table as [{TABLE}.solver]")
+        raise ConfigurationError(f"{file}: no agent there; write a table such as [{TABLE}.solver]")
     return {name: _built(file, name, environment) for name in tables}
 
 
@@ -162,7 +162,7 @@ def _tables(path: Path) -> dict[str, dict[str, Any]]:
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}; name a file with agents") from None
     except tomllib.TOMLDecodeError as error:
-        raise ConfigurationError(f"{path} is no TOML: {error}") from None
+        raise ConfigurationError(f"{path} is not valid TOML: {error}") from None
     tables = whole.get(TABLE, {})
     if not isinstance(tables, dict) or not all(isinstance(one, dict) for one in tables.values()):
         raise ConfigurationError(f"{path}: {TABLE!r} holds tables alone, as [{TABLE}.solver]")

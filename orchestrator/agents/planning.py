@@ -124,7 +124,7 @@ class PlanStep(Record):
     state: PlanStepState = PlanStepState.PENDING
 
 
-class Plan(Record):
+class AgentPlan(Record):
     """The steps of a plan, in their order."""
 
     steps: tuple[PlanStep, ...] = ()
@@ -155,12 +155,12 @@ class Plan(Record):
         return self.model_copy(update={"steps": tuple(steps)})
 
 
-def plan_of(state: AgentState) -> Plan:
+def plan_of(state: AgentState) -> AgentPlan:
     """Return the run's plan; it has no steps where this execution made none."""
-    return Plan.model_validate({"steps": state.strategy_state.get(PLAN, [])})
+    return AgentPlan.model_validate({"steps": state.strategy_state.get(PLAN, [])})
 
 
-def stored_plan(plan: Plan) -> dict[str, Any]:
+def stored_plan(plan: AgentPlan) -> dict[str, Any]:
     """Return the entry of the strategy state that keeps `plan`."""
     return {PLAN: [step.to_dict() for step in plan.steps]}
 
@@ -180,7 +180,7 @@ class _Arguments(Record):
 
 SPEC = ToolSpec(
     name=UPDATE_PLAN,
-    description="Note how far a step of your plan is. Call it beside other tools.",
+    description="Note how far a step of your plan is. Call it along with other tools.",
     parameters={
         "type": "object",
         "properties": {
@@ -193,7 +193,7 @@ SPEC = ToolSpec(
 )
 
 
-def updated(plan: Plan, call: ToolCall, at: datetime) -> tuple[Plan, ToolCallRecord]:
+def updated(plan: AgentPlan, call: ToolCall, at: datetime) -> tuple[AgentPlan, ToolCallRecord]:
     """Return the plan after a call of `update_plan`, and the call's record.
 
     An invalid call is an error that the model reads, and leaves the plan as it is.
@@ -249,7 +249,7 @@ def initial_prompt(task: str, tools: Iterable[ToolSpec]) -> str:
 
 
 def next_prompt(
-    task: str, iteration: int, tools: Iterable[ToolSpec], plan: Plan | None = None
+    task: str, iteration: int, tools: Iterable[ToolSpec], plan: AgentPlan | None = None
 ) -> str:
     """Return the prompt for the next step of `task`, in iteration `iteration` (from 1)."""
     known = f"Your plan so far:\n{plan.as_text()}\n" if plan and plan.steps else ""
@@ -345,7 +345,7 @@ class PlanningReasoner(Reasoner):
         if not _is_planning_turn(state, self.planning):
             return await self.inner.read(turn, state)
         text = turn.response.content
-        plan = Plan.from_text(text)
+        plan = AgentPlan.from_text(text)
         planned = plan.steps or is_planning_response(text)
         return Progress(
             step_type=StepType.PLANNING,
@@ -362,7 +362,7 @@ class PlanningReasoner(Reasoner):
 
 
 class PlanToCarryOut:
-    """Requests a step after a planning turn, else stops: a plan is no answer."""
+    """Requests a step after a planning turn, which is not an answer; else stops."""
 
     def decide(self, state: AgentState) -> ContinuationDecision:
         """Return request or stop."""

@@ -90,7 +90,7 @@ def _checked_name(name: str) -> str:
     stripped = name.strip()
     if not stripped or "\n" in stripped or ":" in stripped or "!" in stripped:
         raise ValueError(
-            f"{{{name[:60]}}} is no place for a field; write its name alone, as {{description}} or "
+            f"{{{name[:60]}}} cannot be filled in; write a field's name, as {{description}} or "
             "{item.name}, and {{ and }} for braces"
         )
     return stripped

@@ -55,7 +55,7 @@ class Reasoner:
     def handle(self, response: LLMResponse, state: AgentState) -> HandledCalls | None:  # noqa: ARG002
         """Return the calls that are answered here and never run, and the progress they make.
 
-        The model reads an error record of such a call; it is no failure of the step.
+        The model reads an error record of such a call; the step does not fail.
         """
         return None
 

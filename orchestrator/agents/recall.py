@@ -371,10 +371,10 @@ class VectorMemory:
     async def _vector(self, text: str) -> Any:
         vectors = await self._embed([text])
         if len(vectors) != 1:
-            raise AgentMemoryError("embed returned not one vector per text")
+            raise AgentMemoryError("embed must return one vector per text")
         vector = self._np.asarray(vectors[0], dtype=self._np.float32)
         if vector.ndim != 1 or not vector.size or not self._np.isfinite(vector).all():
-            raise AgentMemoryError("embed returned no vector of finite numbers")
+            raise AgentMemoryError("embed must return vectors of finite numbers")
         return vector
 
     def _take(self, notes: Sequence[str]) -> None:

@@ -87,7 +87,7 @@ def tools_of_agents(agents: Any, owner: str) -> Iterator[AgentTool]:
 
 @dataclass(frozen=True, eq=False)
 class HandoffTool(Tool[..., Any]):
-    """A tool whose call has the agent `to` go on with the run. `agent` is that agent, if given."""
+    """A tool whose call has the agent `to` continue the run. `agent` is that agent, if given."""
 
     to: str = ""
     agent: Configured | None = None

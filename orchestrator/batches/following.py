@@ -92,7 +92,7 @@ def check_times(cron: str, tz: str, jitter: float, now: datetime) -> None:
 def ticks_after(cron: str, tz: str, after: datetime) -> Iterator[datetime]:
     """Yield the ticks later than `after`, in UTC and without jitter.
 
-    Raises `ConfigurationError` for what is no cron expression of five fields, or no time zone.
+    Raises `ConfigurationError` for an invalid cron expression (of five fields) or time zone.
     """
     if cron.strip().startswith(EVERY):
         return _at_intervals(cron, after)
@@ -124,7 +124,7 @@ def _no_date(cron: str) -> ConfigurationError:
 def due(schedule: Schedule, last: datetime | None, now: datetime) -> Due:
     """Return what of a schedule is to be submitted at `now`; `last` is the newest tick handled.
 
-    A tick is due when its jitter is over. The newest due tick is no missed one.
+    A tick is due when its jitter is over. The newest due tick is not missed.
     """
     since = last or schedule.created
     passed: list[datetime] = []
@@ -180,7 +180,7 @@ def _policy(schedule: Schedule, passed: list[datetime], now: datetime, following
 
 
 def _latest_before(schedule: Schedule, until: datetime) -> datetime:
-    """Return the tick with as many behind it up to `until` as are made up at the most.
+    """Return the tick with as many after it up to `until` as are made up at most.
 
     Going back twice as far each time finds it.
     """
@@ -207,7 +207,7 @@ def _zone(tz: str) -> ZoneInfo:
             return ZoneInfo(tz)
     except (ZoneInfoNotFoundError, ValueError, OSError):
         pass
-    msg = f"tz {tz[:100]!r} is no time zone; write a name as Europe/Berlin, or UTC"
+    msg = f"tz {tz[:100]!r} is not a time zone; write a name such as Europe/Berlin, or UTC"
     raise ConfigurationError(msg)
 
 
@@ -234,7 +234,7 @@ class CompletedRun:
 
 
 class _TurnLostError(Exception):
-    """This worker was silent for so long that another one may submit the batch."""
+    """This worker was silent long enough for another to submit the batch."""
 
 
 class FollowUpSubmission:

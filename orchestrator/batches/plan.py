@@ -84,7 +84,7 @@ class Plan:
 
     @property
     def signature(self) -> bytes:
-        """What beside the lines decides what their runs do: agents and overrides."""
+        """What besides the lines decides what their runs do: agents and overrides."""
         parts = sorted(([base.digest, base.overrides] for base in self._used), key=itemgetter(0))
         whole = [self._default, parts, *self.rules.signature]
         return exact_json.dumps(whole, option=orjson.OPT_SORT_KEYS)
@@ -153,8 +153,8 @@ class Plan:
         if key not in self._plains:
             if len(self._plains) >= REMEMBERED:
                 msg = (
-                    f"is the {REMEMBERED + 1:,}th with other fields in 'body' (beside messages and "
-                    "sampling); leave out those that differ by line, as 'user', or split the file"
+                    f"is the {REMEMBERED + 1:,}th with other fields in 'body' (not messages and "
+                    "sampling); leave out those that differ by line, like 'user', or split the file"
                 )
                 raise ConfigurationError(msg)
             config = plain_config(model, line.extra_body)

@@ -223,7 +223,7 @@ def _properties(schema: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def _ready(statuses: Sequence[Lifecycle | None], *, sealed: bool) -> int:
-    """Return how many rows at the front have ended; one that a sealed batch lacks was skipped."""
+    """Return how many rows at the front have ended, or are missing from a sealed batch."""
     for index, status in enumerate(statuses):
         if not (sealed if status is None else status.is_terminal):
             return index

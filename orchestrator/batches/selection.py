@@ -80,7 +80,7 @@ def _conditions(text: str) -> list[_Condition]:
         part = _CONDITION.match(text, at)
         if part is None:
             rest = text[at:].strip()
-            raise ConfigurationError(f"where: {rest!r} is no condition; {_EXAMPLE}")
+            raise ConfigurationError(f"where: {rest!r} is not a condition; {_EXAMPLE}")
         found.append(_condition(part))
         at = part.end()
     return found
@@ -107,7 +107,7 @@ def _stop_reason(value: str) -> str:
     reasons = {**{one.value: one for one in StopReason}, **_LIMITS}
     if value.casefold() not in reasons:
         known = ", ".join(one.value for one in StopReason if one is not StopReason.COMPLETED)
-        raise ConfigurationError(f"where: {value!r} is no stop reason; use {known}")
+        raise ConfigurationError(f"where: {value!r} is not a stop reason; use {known}")
     return reasons[value.casefold()].value
 
 

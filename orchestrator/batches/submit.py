@@ -174,7 +174,7 @@ class BatchOrder:
     def __post_init__(self) -> None:
         """Raise `ConfigurationError` for a name that cannot be stored."""
         if self.name and well_formed(self.name) is not self.name:
-            msg = "field 'name' holds a lone surrogate, which is no valid Unicode; leave it out"
+            msg = "field 'name' holds a lone surrogate, which is not valid Unicode; leave it out"
             raise ConfigurationError(msg)
 
 
@@ -263,7 +263,7 @@ class BatchSubmission:
         checked: Checked,
         earlier: Manifest,
     ) -> Submitted:
-        """Add the rows that the earlier batch of the file lacks, behind those that it has."""
+        """Add the rows that the earlier batch of the file lacks, after those that it has."""
         with KnownRows() as known:
             await read_known(self._batches, earlier, known)
 
@@ -348,7 +348,7 @@ class BatchSubmission:
     async def _register(
         self, order: BatchOrder, source: BatchInput, plan: Plan, checked: Checked
     ) -> Manifest:
-        """Return the batch's manifest as stored; one that was completed before is sealed."""
+        """Return the batch's manifest as stored; if it was completed before, it is sealed."""
         batch_id, found = await self._found(order, checked)
         if found and not await self._batches.is_forgettable(found):
             unfinished = not found.sealed or found.cancel_requested

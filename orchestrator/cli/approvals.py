@@ -207,7 +207,7 @@ def _confirmed(which: dict[str, str], word: str, data: Path) -> datetime:
     if not found:
         raise ConfigurationError("no such call waits; `stepfleet approvals` lists what does")
     groups = ", ".join(f"{same[0].tool} ({count(len(same))})" for same in _equal(found)[:5])
-    question = f"{count(len(found))} calls, {groups}, will be {word}. Go on?"
+    question = f"{count(len(found))} calls, {groups}, will be {word}. Continue?"
     confirm(question, "add --yes", word)
     return max(one.since for one in found)
 
@@ -325,7 +325,7 @@ def _where(approval: Ask) -> list[Text]:
 
 
 def places_of(waiting: Sequence[Ask]) -> dict[str, str]:
-    """Return what commands take for each call: its run, and its place where that has several."""
+    """Return the arguments that name each call: its run, and its place if that has several."""
     several = Counter(one.run_id for one in waiting)
     return {
         one.key: shown(one.run_id if several[one.run_id] == 1 else f"{one.run_id}:{one.index}", _ID)

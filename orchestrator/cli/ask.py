@@ -81,7 +81,7 @@ def ask_agent(question: Question) -> int:
     """
     plan, name = question.fleet, question.agent
     if not question.text.strip():
-        raise ConfigurationError("the question is empty; write it behind the agent's name")
+        raise ConfigurationError("the question is empty; write it after the agent's name")
     agents = load_agents(plan.agents) if plan.agents else {}
     if agents and name not in agents:
         msg = f"no such agent: {name}; --agents has {', '.join(sorted(agents))}"

@@ -106,7 +106,7 @@ def batch_list(batches: Sequence[BatchProgress]) -> RenderableType:
 
 
 def _beside(batch: BatchProgress) -> Iterator[tuple[str, str, str]]:
-    """Yield what is to be said beside the counts: its label, its text, its style."""
+    """Yield what is to be said besides the counts: its label, its text, its style."""
     if state := submission_state(batch):
         yield "submission", state, "yellow"
     if batch.follows:
@@ -131,7 +131,7 @@ def _ended(batch: BatchProgress) -> str:
 
 MOST_SHOWN = 20
 READ = 2_000
-"""Runs that are read for a summary at the most."""
+"""Most runs that are read for a summary."""
 _LINE = 160
 
 

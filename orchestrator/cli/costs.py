@@ -58,10 +58,10 @@ def costs(
         ),
     ] = "",
     since: Annotated[
-        str | None, typer.Option("--since", metavar="DAY", help="As 2026-11-22, or 7d ago (UTC).")
+        str | None, typer.Option("--since", metavar="DAY", help="2026-11-22, or 7d ago (UTC).")
     ] = None,
     until: Annotated[
-        str | None, typer.Option("--until", metavar="DAY", help="The last day, as --since.")
+        str | None, typer.Option("--until", metavar="DAY", help="The last day, like --since.")
     ] = None,
     tenant: Annotated[
         str | None, typer.Option("--tenant", metavar="NAME", help="Of this tenant; '': of none.")
@@ -121,7 +121,7 @@ def day_given(text: str | None, option: str, today: date) -> date | None:
     try:
         return date.fromisoformat(text)
     except ValueError:
-        msg = f"{option} {ascii(text)[:40]}: write a day, as 2026-11-22, or days ago, as 7d"
+        msg = f"{option} {ascii(text)[:40]}: write a day (2026-11-22) or days ago (7d)"
         raise ConfigurationError(msg) from None
 
 
@@ -214,7 +214,7 @@ def print_costs(found: Costs, form: CostFormat) -> None:
 
 
 def costs_picture(costs: Costs) -> RenderableType:
-    """Return what a terminal shows: a row for each group, the total, and what is not sure."""
+    """Return the output for a terminal: a row for each group, the total, and what is not sure."""
     rows = [
         [*(shown(row.group[key] or _NO_VALUE, _NAME) for key in costs.by), *_cells(row)]
         for row in costs.rows
@@ -226,7 +226,7 @@ def costs_picture(costs: Costs) -> RenderableType:
     parts: list[RenderableType] = [Text(f"{costs.since} to {costs.until} (UTC)"), table]
     if total.ambiguous_calls:
         text = (
-            f"{count(total.ambiguous_calls)} calls may have been paid beside these: their answers "
+            f"{count(total.ambiguous_calls)} more calls may have been paid: their answers "
             "were lost, and their price is an estimate"
         )
         if total.unpriced_calls:

@@ -1,4 +1,4 @@
-"""The workers of one command, beside its own work, until that is done or interrupted.
+"""The workers of one command, next to its own work, until that is done or interrupted.
 
 A private Redis that dies meanwhile is started again. Other batches with open runs are paused, or
 named: a command works on its own.

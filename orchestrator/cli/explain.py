@@ -159,7 +159,7 @@ class ApprovalBelow:
 
     @classmethod
     def of(cls, approval: Ask) -> "ApprovalBelow":
-        """Return what an explanation has of the call."""
+        """Return the call as an explanation shows it."""
         return cls(approval.run_id, approval.agent, approval.tool, approval.kind, approval.since)
 
 
@@ -240,7 +240,7 @@ def _says(result: AgentRunResult, outcome: ContinuationOutcome | None) -> str:
 
 
 def _judged(outcome: ContinuationOutcome) -> tuple[JudgedCriterion, ...]:
-    """Return the criteria; one that forbids decides alone, else all with the same decision do."""
+    """Return the criteria; a forbidding one decides alone, else all with the same decision do."""
     deciding = [one for one in outcome.evaluations if one.decision is outcome.decision]
     if outcome.decision is ContinuationDecision.FORBID_CONTINUATION:
         deciding = deciding[:1]
@@ -258,7 +258,7 @@ def _judged(outcome: ContinuationOutcome) -> tuple[JudgedCriterion, ...]:
 
 
 def explanation_picture(explanation: Explanation) -> RenderableType:
-    """Return what a terminal shows."""
+    """Return the output for a terminal."""
     head = Text(f"Run {explanation.run_id} of {shown(explanation.agent, 60)}: ", style="bold")
     head.append(shown(explanation.says), style="")
     steps = "1 step" if explanation.steps == 1 else f"{explanation.steps} steps"

@@ -91,7 +91,7 @@ async def keep_private_server(
         if server.url != settings.store:
             msg = "the private Redis got another port; the same command resumes the batch"
             raise ConfigurationError(msg)
-        notice("The private Redis is back: committed steps are kept, and the runs go on")
+        notice("The private Redis is back: committed steps are kept, and the runs continue")
 
 
 def _is_listening(port: int) -> bool:

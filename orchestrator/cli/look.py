@@ -116,10 +116,10 @@ def workers(json: options.Json = False, data: options.Data = options.DATA_FOLDER
 def ls(
     *,
     status: Annotated[
-        str | None, typer.Option("--status", help="As failed or in_progress.")
+        str | None, typer.Option("--status", help="A status, such as failed or in_progress.")
     ] = None,
     stop_reason: Annotated[
-        str | None, typer.Option("--stop-reason", help="Why runs ended, as time_limit.")
+        str | None, typer.Option("--stop-reason", help="Why runs ended, such as time_limit.")
     ] = None,
     agent: Annotated[str | None, typer.Option("--agent", help="The agent's whole name.")] = None,
     batch: Annotated[str | None, typer.Option("--batch", help="A batch id.")] = None,
@@ -133,15 +133,15 @@ def ls(
         str | None, typer.Option("--error", help="A part of the error's text.")
     ] = None,
     since: Annotated[
-        str | None, typer.Option("--since", help="The earliest creation, as 2026-11-23T08:30Z.")
+        str | None, typer.Option("--since", help="The earliest creation: 2026-11-23T08:30Z.")
     ] = None,
     where: Annotated[
         str | None,
-        typer.Option("--where", metavar="CONDITION", help="As of retry: cause=KEY, tool=stock."),
+        typer.Option("--where", metavar="CONDITION", help="As in retry: cause=KEY, tool=stock."),
     ] = None,
     limit: Annotated[int, typer.Option("--limit", min=1, max=500, help="How many.")] = 50,
     cursor: Annotated[
-        str | None, typer.Option("--cursor", help="Go on behind what was listed before.")
+        str | None, typer.Option("--cursor", help="Continue after what was listed before.")
     ] = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
@@ -220,7 +220,7 @@ def compare(
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Compare two runs: their costs, the step where they part, their outputs."""
+    """Compare two runs: their costs, the step where they differ, their outputs."""
     print_found(
         data, lambda fleet: fleet.history.compare(first, second), comparison_picture, json=json
     )
@@ -466,7 +466,7 @@ _CELL = 60
 
 
 def comparison_picture(found: RunComparison) -> RenderableType:
-    """Return two runs side by side, where they part, and their outputs' differences. Pure."""
+    """Return two runs side by side, where they differ, and their outputs' differences. Pure."""
     table = Table("", "first", "second", show_edge=False)
     one, other = _cells(found.first), _cells(found.second)
     for name, value in one.items():
@@ -502,6 +502,6 @@ def _parting(found: RunComparison) -> str:
     if found.first_differing_step is None:
         return "All steps are alike."
     if found.differs_in == ("missing",):
-        return f"They part at step {found.first_differing_step}: one of them has no such step."
+        return f"They differ from step {found.first_differing_step}: only one of them has it."
     what = ", ".join(found.differs_in).replace("_", " ")
-    return f"They part at step {found.first_differing_step}: {what}."
+    return f"They differ from step {found.first_differing_step}: {what}."

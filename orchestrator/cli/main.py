@@ -30,7 +30,7 @@ GROUPS = {
         "ls": ("look", "List runs, the newest first; all conditions hold."),
         "show": ("look", "Show a run's trace: its input, steps, tools, answer."),
         "events": ("look", "Print a run's events, a line of JSON each."),
-        "compare": ("look", "Compare two runs: their costs, the step where they part."),
+        "compare": ("look", "Compare two runs: their costs, the step where they differ."),
         "costs": ("costs", "Show what model calls have cost."),
     },
     "Steer": {
@@ -49,7 +49,7 @@ GROUPS = {
     },
     "Operate": {
         "up": ("operate", "Run a local fleet until Ctrl-C: Redis and workers."),
-        "worker": ("workers", "Become one Celery worker, in the foreground."),
+        "worker": ("workers", "Run one Celery worker in the foreground."),
         "flower": ("operate", "Run Flower on the fleet's broker."),
         "doctor": ("doctor", "Check the set-up, and name the fix for each problem."),
         "limits": ("operate", "Show, set and clear limits of the whole fleet."),
@@ -82,8 +82,8 @@ _WORDS = (
     ),
     (re.compile(r"or pass the agent itself"), "or name its module here: --agents MODULE"),
     (
-        re.compile(r"\brestore with the agent that shall go on\b"),
-        "name one that shall go on: --agent",
+        re.compile(r"\brestore with the agent that continues\b"),
+        "name the agent that continues: --agent",
     ),
 )
 _HELP = {"help_option_names": ["-h", "--help"]}

@@ -97,7 +97,7 @@ def missing_key(agent: str, target: Target, environment: Mapping[str, str]) -> H
 
 
 def unsigned(agent: str, target: Target) -> HealthFinding | None:
-    """Return the finding about AWS's credentials that cannot be had; None where all is well."""
+    """Return the finding about AWS credentials that could not be loaded; None where all is well."""
     if not target.signed:
         return None
     try:
@@ -268,7 +268,7 @@ async def _call(
         async with turns, asyncio.timeout(SECONDS):
             status, error = await _answer(client, probe)
     except TimeoutError:
-        say(f"{what} had no answer within {SECONDS:g} s; going on (without the call: --no-check)")
+        say(f"{what} had no answer within {SECONDS:g} s; continuing (without the call: --no-check)")
         return None
     except (HTTPError, InvalidURL) as failure:
         say(f"{what} failed: {redact(str(failure)) or type(failure).__name__}; going on")
@@ -281,7 +281,7 @@ async def _call(
     if fix := fix_of(probe, status, error):
         return f"{failed}. Fix: {fix}; nothing was submitted (without this check: --no-check)"
     if error.retryable:
-        say(f"{failed}; that may pass, going on")
+        say(f"{failed}; that may pass, continuing")
     return None
 
 

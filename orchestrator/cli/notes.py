@@ -170,7 +170,7 @@ class RunNotes:
         try:
             self._write(note, identities)
         except OSError as error:
-            msg = f"{self._folder} cannot be written: {error.strerror}; mend that, nothing is lost"
+            msg = f"cannot write {self._folder}: {error.strerror}; fix it, rerun: no work is lost"
             raise ConfigurationError(msg) from None
 
     def _write(self, note: Note, identities: Iterable[str]) -> None:

@@ -244,10 +244,10 @@ def _check_kept(path: Path) -> None:
     """
     folder = path.absolute().parent
     if not os.access(folder, os.W_OK):
-        raise ConfigurationError(f"--flower-db {path}: {folder} is no folder that you may write to")
+        raise ConfigurationError(f"--flower-db {path}: {folder} is not a folder you may write to")
     for one in (path, Path(f"{path}.db"), Path(f"{path}.dat")):
         if one.exists() and (one.is_dir() or one.stat().st_uid != os.geteuid()):
-            msg = f"--flower-db {path}: {one} is no file of yours; name another one"
+            msg = f"--flower-db {path}: {one} is not your file; name another one"
             raise ConfigurationError(msg)
 
 

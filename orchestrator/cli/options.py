@@ -131,7 +131,7 @@ OutFormat = Annotated[
 ]
 Fields = Annotated[
     str | None,
-    typer.Option("--fields", metavar="NAMES", help="These fields, as id,structured.*,cost_usd."),
+    typer.Option("--fields", metavar="NAMES", help="These fields: id,structured.*,cost_usd."),
 ]
 Slim = Annotated[
     bool, typer.Option("--slim", help="Short lines: the answer, stop reason, error and cost.")
@@ -158,7 +158,7 @@ MaybeRunId = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run i
 OfBatch = Annotated[str | None, typer.Option("--batch", "-b", help="All runs of this batch.")]
 Raised = Annotated[
     list[str] | None,
-    typer.Option("--raise", metavar="FIELD=VALUE", help="Change a limit, as max_steps=20."),
+    typer.Option("--raise", metavar="FIELD=VALUE", help="Change a limit: max_steps=20."),
 ]
 Again = Annotated[
     bool, typer.Option("--again", help="Begin a new batch of a file that already has one.")
@@ -186,7 +186,7 @@ SimulateFaults = Annotated[
         metavar="SHARE",
         min=0,
         max=1,
-        help="Share of simulated calls that fail and are retried, as 0.05.",
+        help="Share of simulated calls that fail and are retried, such as 0.05.",
     ),
 ]
 BasicAuth = Annotated[
@@ -210,7 +210,7 @@ RetryFailed = Annotated[
 ]
 GoOnWith = Annotated[
     str | None,
-    typer.Option("--batch", "-b", metavar="ID", help="Go on with this batch; no FILE."),
+    typer.Option("--batch", "-b", metavar="ID", help="Resume this batch; no FILE."),
 ]
 
 

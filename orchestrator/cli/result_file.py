@@ -56,7 +56,7 @@ def is_empty(path: Path) -> bool:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[IO[bytes]]:
-    """Give a file beside `path`, and move it there whole when it is complete and on the disk.
+    """Give a file next to `path`, and move it there whole when it is complete and on the disk.
 
     A pipe or device gets the bytes at once. Raises `ConfigurationError` where it cannot be
     written (a full disk).
@@ -214,7 +214,7 @@ def to_line(result: AgentRunResult, layout: Layout) -> bytes:
 
 
 def mark_of(line: bytes, layout: Layout) -> Mark | None:
-    """Return the mark of a line that was written before; None where it is no such line."""
+    """Return the mark of a line that was written before; None if it has none."""
     try:
         data = exact_json.loads(line)
     except ValueError:
@@ -382,7 +382,7 @@ def check_results(path: Path, layouts: Iterable[Layout]) -> None:
 def runs_in(path: Path, layout: Layout) -> set[str]:
     """Return the runs of which a results file has whole lines; the file stays as it is.
 
-    Raises `ConfigurationError` for a line that is no result.
+    Raises `ConfigurationError` for a line that is not a result.
     """
     return {mark.run_id for mark, _ in _marks(path, layout)}
 
@@ -397,9 +397,9 @@ def _refusal(path: Path, layout: Layout) -> str | None:
 
 
 def _marks(path: Path, layout: Layout) -> Iterator[tuple[Mark, int]]:
-    """Yield mark and length of each whole line; one that a crash has cut is left out.
+    """Yield mark and length of each whole line; a line that a crash has cut is left out.
 
-    Raises `ConfigurationError` for a line, also one without its end, that is no result.
+    Raises `ConfigurationError` for a line, also one without its end, that is not a result.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -410,7 +410,7 @@ def _marks(path: Path, layout: Layout) -> Iterator[tuple[Mark, int]]:
             elif is_whole or not is_begun(line, layout):
                 form = "openai" if layout.kind == "openai" else "stepfleet"
                 msg = (
-                    f"--out {path}: line {number} is no result of format {form}; "
+                    f"--out {path}: line {number} is not a result of format {form}; "
                     "name another file, so that the two are not mixed"
                 )
                 raise ConfigurationError(msg)

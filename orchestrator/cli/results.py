@@ -169,7 +169,7 @@ def _check_same(batch_id: str, own: Iterable[str], out: Path, runs: Collection[s
 async def to_its_end(work: Callable[[], T]) -> T:
     """Return what `work` returns, done in a thread; a cancel waits until it is done.
 
-    The thread would go on with a file that is closed, or beside the next one that writes it.
+    The thread would go on with a file that is closed, or alongside the next that writes it.
     """
     working = asyncio.ensure_future(asyncio.to_thread(work))
     try:

@@ -83,7 +83,7 @@ def run(
     """Run a file of inputs: Redis, workers, progress and results, all in one command.
 
     Uses the Redis in STEPFLEET_REDIS_URL, or a private one. One file is one batch: Ctrl-C pauses,
-    the same command goes on.
+    the same command resumes it.
     """
     fleet = FleetPlan(agents, workers, slots)
     form: Any = {"input_format": input_format, "input_field": input_field, "id_field": id_field}
@@ -144,13 +144,13 @@ def check_options(plan: RunPlan) -> None:
     """Raise `ConfigurationError` for options that contradict each other. Pure."""
     plan.results.check()
     if (plan.file is None) == (plan.batch_id is None):
-        raise ConfigurationError("name a FILE of inputs, or --batch ID to go on with a batch")
+        raise ConfigurationError("name a FILE of inputs, or --batch ID to resume a batch")
     if plan.form.get("only_new") and (plan.again or plan.batch_id or plan.from_stdin):
         msg = "--only-new adds to the batch of a FILE; leave --again, --batch and '-' out"
         raise ConfigurationError(msg)
     if plan.again and (plan.retry_failed or plan.batch_id):
         other = "--retry-failed" if plan.retry_failed else "--batch"
-        msg = f"--again begins a new batch, {other} goes on with one; leave one of them out"
+        msg = f"--again begins a new batch, {other} resumes one; leave one of them out"
         raise ConfigurationError(msg)
     if plan.raised and not plan.retry_failed:
         raise ConfigurationError("--raise needs --retry-failed: it changes the limits of retries")
@@ -192,8 +192,8 @@ def with_out(plan: RunPlan, note: Note | None) -> RunPlan:
     if plan.batch_id:
         return plan
     msg = (
-        f"batch {note.batch_id} runs this file, with --out {note.out}: leave --out out to go on "
-        f"with it. Its results in another file: stepfleet results {note.batch_id} --out "
+        f"batch {note.batch_id} runs this file, with --out {note.out}: leave --out out to resume "
+        f"it. Its results in another file: stepfleet results {note.batch_id} --out "
         f"{shlex.quote(str(plan.out))}{data_option()}. A second batch, paid again: --again"
     )
     raise ConfigurationError(msg)
@@ -467,7 +467,7 @@ class _Run:
         if lacking:
             notice(
                 f"WARNING: other workers on this Redis have no agent {lacking[0]!r}: steps that "
-                "they take are put back and count as failed attempts (model_attempts). Fix: unset "
+                "they take are requeued and count as failed attempts (model_attempts). Fix: unset "
                 "STEPFLEET_REDIS_URL for a private Redis, or start those workers with this agent"
             )
 

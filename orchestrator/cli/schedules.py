@@ -42,11 +42,11 @@ def schedule_add(
         str,
         typer.Option("--cron", help="'0 6 * * 1-5', @daily, or '@every 15m'."),
     ],
-    tz: Annotated[str, typer.Option("--tz", help="Time zone, as Europe/Berlin.")] = "UTC",
+    tz: Annotated[str, typer.Option("--tz", help="Time zone, such as Europe/Berlin.")] = "UTC",
     agents: options.MaybeAgentsRef = None,
     agent: options.AgentName = None,
     jitter: Annotated[
-        str, typer.Option("--jitter", help="Delays each tick by up to this much, as 5m.")
+        str, typer.Option("--jitter", help="Delays each tick by up to this much, such as 5m.")
     ] = "0s",
     missed: Annotated[
         Literal["newest", "all", "skip"],
@@ -110,7 +110,7 @@ def schedule_pause(
 def schedule_resume(
     name: Name, json: options.Json = False, data: options.Data = options.DATA_FOLDER
 ) -> None:
-    """Let a paused schedule go on with its next tick."""
+    """Resume a paused schedule with its next tick."""
     print_found(data, lambda fleet: fleet.schedules.resume(name), next_words, json=json)
 
 
@@ -123,7 +123,7 @@ def schedule_remove(name: Name, data: options.Data = options.DATA_FOLDER) -> Non
 
 @schedule.command("run-now")
 def schedule_run_now(name: Name, data: options.Data = options.DATA_FOLDER) -> None:
-    """Submit a schedule's batch now, beside its ticks."""
+    """Submit a schedule's batch now, outside its ticks."""
 
     async def submit(fleet: AsyncFleet) -> str:
         return (await fleet.schedules.run_now(name)).id

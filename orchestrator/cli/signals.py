@@ -61,7 +61,7 @@ class Interrupts:
 
 
 def _is_terminal(descriptor: int) -> bool:
-    """Return whether it is a terminal, also one that is gone: no question to it succeeds then."""
+    """Return whether it is a terminal, also if that is gone: no question to it succeeds then."""
     try:
         return stat.S_ISCHR(os.fstat(descriptor).st_mode)
     except OSError:

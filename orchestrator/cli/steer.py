@@ -33,9 +33,9 @@ WholeFleet = Annotated[bool, typer.Option("--all", help="The whole fleet.")]
 Preset = Literal["minimal", "standard", "full"]
 Changes = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="FIELD=VALUE", help="Change its configuration, as max_steps=20."),
+    typer.Option("--set", metavar="FIELD=VALUE", help="Change its configuration: max_steps=20."),
 ]
-At = Annotated[int | None, typer.Option("--at", min=0, help="After so many steps; default: all.")]
+At = Annotated[int | None, typer.Option("--at", min=0, help="After this many steps; default: all.")]
 
 
 def cancel(
@@ -236,10 +236,10 @@ def checkpoint(
     ],
     at: At = None,
     every: Annotated[
-        int | None, typer.Option("--every", min=1, help="One after each so many steps.")
+        int | None, typer.Option("--every", min=1, help="One after every N steps.")
     ] = None,
     keep: Annotated[
-        int, typer.Option("--keep", min=1, help="With --every: keep so many, the newest.")
+        int, typer.Option("--keep", min=1, help="With --every: keep the newest N.")
     ] = 5,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="With --every: until the run has ended.")
@@ -297,7 +297,7 @@ def purge(
     ] = None,
     older_than: Annotated[
         str,
-        typer.Option("--older-than", metavar="TIME", help="Only runs that ended so long ago: 2d."),
+        typer.Option("--older-than", metavar="TIME", help="Only runs that ended longer ago: 2d."),
     ] = "0",
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only count them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,

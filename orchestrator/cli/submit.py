@@ -86,7 +86,7 @@ FollowingRaised = Annotated[
     typer.Option(
         "--raise",
         metavar="FIELD=VALUE",
-        help="Change a limit, as max_steps=20.",
+        help="Change a limit: max_steps=20.",
         rich_help_panel=_FOLLOWING,
     ),
 ]
@@ -389,8 +389,8 @@ async def _to_its_end(
 
 
 def _advice(agents: str | None) -> Callable[[str], str]:
-    """Return what turns advice on workers into a command that works in this folder."""
-    # A private server ends with its last client: a worker is no reason for it to stay.
+    """Return the advice on workers as a command that works in this folder."""
+    # A private server ends with its last client: it does not stay for a worker.
     command = "worker" if load_settings().redis_url else "up"
 
     def advice(reason: str) -> str:
@@ -410,7 +410,7 @@ async def follow(
     """
     logging.getLogger(HELD_LOG).setLevel(logging.ERROR)  # the display shows it
     await batch.on_standstill(display.stands_still)
-    report = partial(display.stands_still, what="Results wait, the runs go on")
+    report = partial(display.stands_still, what="Results wait, the runs continue")
     watching = asyncio.create_task(_watch(batch, display))
     counting = asyncio.create_task(_count_failures(batch, display))
     asking = asyncio.create_task(_count_approvals(fleet, batch, display))
@@ -436,7 +436,7 @@ async def follow(
 
 
 def print_ended(ended: EndedBatch, seconds: float, *, json: bool) -> None:
-    """Print how a batch ended after so many seconds."""
+    """Print how a batch ended after `seconds`."""
     print_either(
         ended,
         lambda one: summary(one.progress, one.failures, wall_seconds=seconds),

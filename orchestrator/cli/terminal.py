@@ -26,7 +26,7 @@ from stepfleet.orchestrator.records import exact_json
 _SMALLEST = 9
 """Digits of a billionth of a dollar, the unit in which the ledger counts."""
 WIDE = 100
-"""Columns of a terminal from which on a table has all its columns beside each other."""
+"""Columns of a terminal from which on a table has all its columns side by side."""
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 
@@ -87,9 +87,9 @@ def shown(value: Any, limit: int = 0) -> str:
 
 
 def shown_error(text: str, limit: int = 0) -> str:
-    """Return an error as `shown` does; one that is too long keeps both ends.
+    """Return an error as `shown` does; a long one keeps both ends.
 
-    The error of a run below others ends with its cause, behind those that it went through.
+    The error of a run below others ends with its cause, after those that it went through.
     """
     line = " ".join(text.split())
     if not limit or len(line) <= limit:
@@ -193,7 +193,7 @@ def notice(text: str) -> None:
 
 
 def every_second(text: Callable[[int], str]) -> Callable[[int], None]:
-    """Return a callback that prints a notice about so many rows, at most once a second."""
+    """Return a callback that prints a notice about the number of rows, at most once a second."""
     last = time.monotonic()
 
     def report(rows: int) -> None:
@@ -235,7 +235,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows beside each other; where they do not fit, long cells beneath, then all but the keys.
+    """Rows side by side; where they do not fit, long cells beneath, then all but the keys.
 
     A column without any text is left out. `total`: the last row is the sum of those before.
     """

@@ -337,7 +337,7 @@ class Restarts:
 
     @property
     def hopeless(self) -> bool:
-        """Whether starting it again is no use."""
+        """Whether starting it again would not help."""
         return self.is_wrong or self.quick_deaths >= QUICK_DEATHS
 
     @property
@@ -506,7 +506,7 @@ def worker(
     ] = None,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
-    """Become one Celery worker, in the foreground, until SIGTERM or Ctrl-C."""
+    """Run one Celery worker in the foreground, until SIGTERM or Ctrl-C."""
     plan = WorkerOptions(
         agents,
         slots_of(pool, concurrency or slots),

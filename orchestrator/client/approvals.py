@@ -22,7 +22,7 @@ from stepfleet.orchestrator.records.calls.answers import (
 from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.orchestrator.records.text.validation import meant
 from stepfleet.orchestrator.store.pace import in_groups
-from stepfleet.orchestrator.store.runs.asks import Asks, Waits
+from stepfleet.orchestrator.store.runs.approvals import ApprovalStore, Waits
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 LONGEST_TEXT = 16_000
@@ -96,20 +96,20 @@ class AsyncFleetApprovals:
         field.
         """
         _check(which)
-        found, following = await (await self._asks()).page(limit, cursor)
+        found, following = await (await self._approvals()).page(limit, cursor)
         asks = (one.ask for one in found)
         return AskPage(asks=tuple(a for a in asks if _matches(a, which)), next=following)
 
     async def of_run(self, run_id: str) -> tuple[Ask, ...]:
         """Return the calls of a run that wait; none for a run that is not there."""
-        return tuple(one.ask for one in await (await self._asks()).of_run(run_id))
+        return tuple(one.ask for one in await (await self._approvals()).of_run(run_id))
 
     async def of_batch(self, batch_id: str) -> AskCount:
         """Return how many calls of a batch wait, those of the runs below its own among them.
 
         A count up to 1,000, among the 5,000 calls that wait longest or so.
         """
-        return await (await self._asks()).count_of_batch(batch_id)
+        return await (await self._approvals()).count_of_batch(batch_id)
 
     async def all(self, **which: Unpack[AskFilter]) -> AsyncGenerator[Ask, None]:
         """Yield all calls that wait, the oldest first."""
@@ -138,7 +138,7 @@ class AsyncFleetApprovals:
         store = await self._session.store()
         now = await store.runs.now()
         decision = _decision(options, now)
-        asks = await self._asks()
+        asks = await self._approvals()
         if run_id is not None:
             run, waits = await store.runs.get(run_id), await asks.of_run(run_id)
             call = options.get("call")
@@ -159,12 +159,12 @@ class AsyncFleetApprovals:
             decided = decided.plus(await _decided(asks, page, decision))
         return decided
 
-    async def _asks(self) -> Asks:
+    async def _approvals(self) -> ApprovalStore:
         return (await self._session.store()).approvals
 
 
 async def _matching(
-    asks: Asks, which: AskFilter, decision: Decision, before: datetime
+    asks: ApprovalStore, which: AskFilter, decision: Decision, before: datetime
 ) -> AsyncGenerator[list[Waits], None]:
     """Yield by pages what the conditions hold for, of the calls that waited at that time.
 
@@ -180,7 +180,7 @@ async def _matching(
 
 
 def _check_decision(options: DecideOptions) -> None:
-    """Raise `ConfigurationError` that names the field for what is no decision."""
+    """Raise `ConfigurationError` that names the field of an invalid decision."""
     for name, kinds in _DECISION.items():
         value = options.get(name)
         is_flag = isinstance(value, bool) and bool not in kinds
@@ -223,7 +223,7 @@ def _the_one(run_id: str, found: Sequence[Waits]) -> Waits:
     return found[0]
 
 
-async def _decided(asks: Asks, waits: Sequence[Waits], decision: Decision) -> Decided:
+async def _decided(asks: ApprovalStore, waits: Sequence[Waits], decision: Decision) -> Decided:
     replies = await in_groups(waits, lambda one: asks.decide(one, decision))
     applied = sum(reply.applied for reply in replies)
     before = next((who for reply in replies if (who := _earlier(reply))), None)
@@ -240,7 +240,7 @@ def _is_for(ask: Ask, decision: Decision) -> bool:
 
 
 def _check_answer(ask: Ask, decision: Decision) -> None:
-    """Raise `ConfigurationError` for what is no answer to that call."""
+    """Raise `ConfigurationError` unless that is an answer to the call."""
     if ask.kind != "question":
         if decision.text is not None:
             msg = f"tool {ask.tool!r} of run {ask.run_id} waits for an approval, not for an answer"
@@ -262,7 +262,7 @@ def _check(which: Any) -> None:
             known = (*AskFilter.__annotations__, *_DECISION)
             close = "" if name in known else meant(name, known)
             fix = close or f"; write {', '.join(AskFilter.__annotations__)}"
-            raise ConfigurationError(f"{name!r} is no condition with text{fix}")
+            raise ConfigurationError(f"{name!r} is not a condition with text{fix}")
         if name == "kind" and value not in KINDS:
             raise ConfigurationError(f"kind is {value!r:.60}; write {' or '.join(KINDS)}")
 

@@ -23,9 +23,9 @@ from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.inputs import BatchOptions, Priority, batch_order
 from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.client.watching.standstill import (
+    approvals_of_batch,
     explained_when_late,
     held_batch,
-    people_of_batch,
 )
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import priority_of
@@ -59,7 +59,7 @@ MOST_FOLLOWING = 100
 
 
 class ThenOptions(RunOverrides, total=False):
-    """The options of `then` beside its input: for all runs of the batch that follows."""
+    """The options of `then` besides its input: for all runs of the batch that follows."""
 
     page: int | None
     until_one: bool
@@ -100,7 +100,7 @@ class AsyncBatch:
         return self._manifest.batch_id
 
     async def progress(self) -> BatchProgress:
-        """Return how far the batch is."""
+        """Return the batch's progress."""
         return await (await self._session.store()).batches.progress(await self._read())
 
     async def then(
@@ -112,7 +112,7 @@ class AsyncBatch:
         """Return the batch that begins when this one has ended, and works on its results.
 
         Without a `page` it has a run for each completed one, whose `input` may name `{output}`,
-        `{input}` and `{id}`. With a `page` it has one for so many rows, and `input` names
+        `{input}` and `{id}`. With a `page` it has one run for each `page` rows, and `input` names
         `{outputs}`, a JSON list, and `{count}`; with `until_one` their results are taken in pages
         again, until one run is left: it alone is the batch that this returns. Each result is cut at
         8,000 characters. Runs that did not complete are left out; `after_failed="stop"` submits
@@ -167,7 +167,7 @@ class AsyncBatch:
     ) -> ResultTable:
         """Return results as the rows of a table on disk; close it in the end.
 
-        `fields` are names of a result's fields (docs/formats.md), as `id,structured.*,cost_usd`;
+        `fields` names a result's fields (docs/formats.md), such as `id,structured.*,cost_usd`;
         the other arguments are those of `results`. Raises `ConfigurationError` for an unknown one.
         """
         table = ResultTable(select(fields))
@@ -244,9 +244,9 @@ class AsyncBatch:
         if progress.waits:
             return f"it waits for the end of batch {progress.follows}"
         held = held_batch(client.store, self.id)
-        people = people_of_batch(client.store, self.id)
+        approvals = approvals_of_batch(client.store, self.id)
         needs = partial(needs_of_batch, client.store, self.id)
-        why = await client.standstill.reason(needs, held, people)
+        why = await client.standstill.reason(needs, held, approvals)
         done = f"{progress.done:,} of {progress.total:,} runs have ended"
         return f"{done}{f'; {why}' if why else ''}"
 
@@ -266,7 +266,7 @@ class AsyncBatch:
     async def on_standstill(self, report: Callable[[str], None]) -> None:
         """Give `report` what the log gets by default: why no run moves.
 
-        That is where a worker, a queue or an agent is missing, or a server refuses work. It gets an
+        Reasons are a missing worker, queue or agent, and a server that refuses work. It gets an
         empty text when that is over. Applies to all waits of this client.
         """
         (await self._session.open()).standstill.report = report
@@ -274,13 +274,13 @@ class AsyncBatch:
     async def cancel(self, on_progress: OnProgress | None = None) -> int:
         """Cancel the batch: from now on no step of it begins, and no run is created.
 
-        Steps under way are broken off at once. Returns how many runs it ended, when all know of
+        Running steps are interrupted at once. Returns how many runs it ended, when all know of
         it; `on_progress` receives the number of rows so far. A worker completes the request
         if the caller is gone before.
         """
         control = (await self._session.open()).control
         swept = await self._request("cancel", on_progress, control.batch_cancel())
-        # Tool calls of runs that wait for them are broken off; batches that wait for its end go on.
+        # Interrupts tool calls that runs wait for; batches that wait for its end go on.
         if swept.held or (await self.progress()).next:
             await control.interrupt_batch(self.id)
         return swept.runs
@@ -290,7 +290,7 @@ class AsyncBatch:
         return (await self._request("pause", on_progress)).runs
 
     async def resume(self, on_progress: OnProgress | None = None) -> int:
-        """Take pauses back, also those not applied yet; counts runs that were paused."""
+        """End pauses, also those not applied yet; return how many runs were paused."""
         return (await self._request("resume", on_progress)).runs
 
     async def _request(self, verb: str, on_progress: OnProgress | None, fields: str = "") -> Swept:
@@ -316,7 +316,7 @@ class AsyncBatch:
     ) -> int:
         """Retry runs that did not complete; their committed steps are kept.
 
-        `where` takes those that its conditions select, as `error~"no such product",tool=stock`
+        `where` takes those that its conditions select, such as `error~"no such product",tool=stock`
         or the `where` of a group of `failures`: fields `error`, `code`, `tool`, `model`, `step`,
         `stop_reason`, `cause`, `agent`, with `=` or, for a part, `~`. `failed_only=False` retries
         cancelled runs too, as does a condition on `cause` or `stop_reason`. `overrides` raise
@@ -378,7 +378,7 @@ class AsyncFleetBatches:
         return await (await self._session.store()).batches.newest(limit)
 
     async def page(self, *, limit: int = 50, cursor: str | None = None) -> BatchPage:
-        """Return up to `limit` batches, the newest first, behind the `next` of the page before.
+        """Return up to `limit` batches, the newest first, after the `next` of the page before.
 
         Raises `ConfigurationError` that names the field.
         """
@@ -399,7 +399,7 @@ class AsyncFleetBatches:
         idempotency_key: str | None = None,
         **options: Unpack[BatchOptions],
     ) -> BatchCheck:
-        """Look at a batch as `submit_batch` does, and submit nothing: how many lines are good.
+        """Check a batch as `submit_batch` does, without submitting: how many lines are good.
 
         Raises `ConfigurationError` for what concerns the whole batch.
         """
@@ -460,7 +460,7 @@ async def registered(
 
 
 def _plan(config: AgentConfig, text: str | None, changes: Mapping[str, Any]) -> FollowUp:
-    """Return what the batch does, checked; its name is no part of that."""
+    """Return what the batch does, checked; its name does not belong to that."""
     overrides = dict(changes)
     page = _page(overrides.pop("page", None))
     places = OF_RUNS if page is None else OF_PAGES

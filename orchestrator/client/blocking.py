@@ -407,7 +407,7 @@ class Fleet(_Blocking):
 
     @classmethod
     def local(cls, agents: Iterable[Agent], *, folder: str | Path | None = DATA_FOLDER) -> "Fleet":
-        """Return a fleet of one's own: a private server, and a worker in a thread of this process.
+        """Return a local fleet: a private server, and a worker in a thread of this process.
 
         For development, without any set-up: `with Fleet.local(agents=[clerk]) as fleet`, or
         `async with AsyncFleet.local(...)`. Runs are kept in `folder`, which commands in this

@@ -20,7 +20,7 @@ class AsyncFleetCache:
         """Drop one entry, those of one model, or all with the counters; return how many went.
 
         `key` is a step's `cache.key`, `model` as agents name it (`provider:name`). Calls that are
-        under way may fill the cache again. Raises `ConfigurationError` for what is no key.
+        under way may fill the cache again. Raises `ConfigurationError` for an invalid key.
         """
         if key is not None and model is not None:
             raise ConfigurationError("key and model are two ways to choose; give one of them")

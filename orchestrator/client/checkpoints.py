@@ -132,7 +132,7 @@ class AgentCheckpoint(Record):
     def from_dict(cls, data: Any) -> Self:
         """Read what `to_dict` returns.
 
-        Raises `SerializationError` for another version, or for what is no checkpoint.
+        Raises `SerializationError` for another version, or for anything else.
         """
         if not isinstance(data, dict):
             raise SerializationError("a checkpoint is one JSON object")
@@ -145,7 +145,7 @@ class AgentCheckpoint(Record):
         try:
             checkpoint = cls.model_validate(data)
         except ValidationError as error:
-            msg = f"this is no whole checkpoint: {explain_invalid(error)}"
+            msg = f"this is not a complete checkpoint: {explain_invalid(error)}"
             raise SerializationError(msg) from error
         checkpoint.check()
         return checkpoint
@@ -247,10 +247,10 @@ class CheckpointFolder:
         self.keep = keep
 
     def save(self, checkpoint: AgentCheckpoint) -> Path:
-        """Write a checkpoint beside the others, and remove the run's oldest above the limit.
+        """Write one more checkpoint, and remove the run's oldest above the limit.
 
-        Raises `ConfigurationError` as `save_checkpoint` does, and for a run id that is no part of
-        a file's name: the writer of a checkpoint's file chooses the id in it.
+        Raises `ConfigurationError` as `save_checkpoint` does, and for a run id that cannot be
+        part of a file's name: the writer of a checkpoint's file chooses the id in it.
         """
         name = f"{_checked(checkpoint.run_id)}-{len(checkpoint.steps):06d}.json"
         try:
@@ -266,7 +266,7 @@ class CheckpointFolder:
     def files(self, run_id: str) -> list[Path]:
         """Return the files of a run's checkpoints, the oldest first.
 
-        Raises `ConfigurationError` for a run id that is no part of a file's name.
+        Raises `ConfigurationError` for a run id that cannot be part of a file's name.
         """
         name = re.compile(re.escape(_checked(run_id)) + _STEPS)
         if not self.path.is_dir():
@@ -286,7 +286,7 @@ class CheckpointFolder:
 def _checked(run_id: str) -> str:
     if not _PLAIN.fullmatch(run_id):
         msg = (
-            f"field 'run_id' is {run_id[:100]!r}, which is no part of a file's name; save this "
+            f"field 'run_id' is {run_id[:100]!r}, which cannot be part of a file's name; save this "
             "checkpoint with save_checkpoint, to a file that you name"
         )
         raise ConfigurationError(msg)

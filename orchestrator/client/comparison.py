@@ -1,4 +1,4 @@
-"""Two runs side by side: figures, what differs in their set-up, and where they part. Pure."""
+"""Two runs side by side: figures, what differs in their set-up, and from which step. Pure."""
 
 import difflib
 from collections.abc import Iterator

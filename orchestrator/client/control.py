@@ -164,7 +164,7 @@ class RunControl:
         return ensure_known(await self._control.pause(run_id), run_id)
 
     async def resume(self, run_id: str) -> ControlResult:
-        """Take a pause back."""
+        """End a run's pause."""
         return await self._control.resume(await self._runs.get(run_id))
 
     async def retry(self, run_id: str, overrides: Mapping[str, Any]) -> ControlResult:

@@ -47,7 +47,7 @@ _HAD_ITS_ANSWER = (StopReason.COMPLETED, StopReason.FINISH_REASON)
 def capture(run: StoredRun, now: datetime, at: int | None = None) -> AgentCheckpoint:
     """Return the checkpoint of a run at `now`, or as it was after its first `at` steps.
 
-    It shares its records with `run`. Raises `ConfigurationError` where it has not so many.
+    It shares its records with `run`. Raises `ConfigurationError` where it has fewer.
     """
     count = checked_at(run, at)
     log = run.log[:count]
@@ -91,7 +91,7 @@ def checked_at(run: StoredRun, at: int | None) -> int:
     if run.first:
         msg = (
             f"run {run.run_id} has forgotten its first {run.first} steps (memory.trim_log), and "
-            "cannot be forked or checkpointed; leave trim_log out for runs that shall be"
+            "cannot be forked or checkpointed; leave trim_log out for runs to fork"
         )
         raise ConfigurationError(msg)
     if "after" in run.header:
@@ -199,7 +199,7 @@ def of_agent(config: AgentConfig, known: AgentConfig) -> AgentConfig:
     if missing:
         msg = (
             f"agent {known.name!r} has no tool {missing[0]!r}, which the checkpoint's run had; "
-            "deploy it again, or restore with the agent that shall go on"
+            "deploy it again, or restore with the agent that continues"
         )
         raise ConfigurationError(msg)
     own: dict[str, Any] = {}

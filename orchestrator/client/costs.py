@@ -87,7 +87,7 @@ class CallFilter:
 
 
 def cost_keys(by: str | Sequence[str]) -> tuple[CostKey, ...]:
-    """Return what costs are grouped by. Raises `ConfigurationError` for what there is not."""
+    """Return the keys that costs are grouped by. Raises `ConfigurationError` for others."""
     names = [one.strip() for one in by.split(",")] if isinstance(by, str) else list(by)
     for name in names:
         if name and name not in COST_KEYS:
@@ -210,7 +210,7 @@ async def _days(store: Store, which: CallFilter) -> tuple[date, date]:
     oldest = today - timedelta(days=store.settings.ledger_days)
     since, until = day_of(which.since or oldest), day_of(which.until or today)
     if since > until:
-        raise ConfigurationError(f"since: {since} is after {until}, the last day that is meant")
+        raise ConfigurationError(f"since: {since} is after {until}, the last day given")
     return max(since, oldest), min(until, today)
 
 

@@ -99,7 +99,7 @@ class AsyncFleet:
     def local(
         cls, agents: Iterable[Agent], *, folder: str | Path | None = DATA_FOLDER
     ) -> "AsyncFleet":
-        """Return a fleet of one's own: a private server, and a worker in a thread of this process.
+        """Return a local fleet: a private server, and a worker in a thread of this process.
 
         For development, without any set-up: `with Fleet.local(agents=[clerk]) as fleet`, or
         `async with AsyncFleet.local(...)`. Runs are kept in `folder`, which commands in this
@@ -142,7 +142,7 @@ class AsyncFleet:
         return self._session.forget()
 
     async def check(self) -> None:
-        """Make sure that Redis answers and lets us in.
+        """Check that Redis is reachable and accepts our credentials.
 
         Raises `StoreError` or `ConfigurationError` with the fix, within seconds.
         """
@@ -150,12 +150,12 @@ class AsyncFleet:
         await store.connection.execute("PING")
 
     async def warnings(self) -> list[str]:
-        """Return what about the Redis server endangers runs, each with its fix."""
+        """Return warnings about the Redis server, each with its fix."""
         store = await self._session.store()
         return warnings(await server_info(store.connection))
 
     async def overview(self) -> FleetOverview:
-        """Return what is going on: active runs, waiting messages, workers."""
+        """Return the state of the fleet: active runs, waiting messages, workers."""
         return await overview(await self._session.store())
 
     async def pause(self) -> None:
@@ -163,7 +163,7 @@ class AsyncFleet:
         await (await self._session.store()).requests.pause_fleet(paused=True)
 
     async def resume(self) -> None:
-        """Take the fleet's pause back."""
+        """End the fleet's pause."""
         await (await self._session.store()).requests.pause_fleet(paused=False)
 
     async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
@@ -187,12 +187,13 @@ class AsyncFleet:
         a dict, worded by the agent's `prompt` (JSON without one).
         `parent` is the id of the run that this one works for. `tenant` names who it is for, as
         costs and limits count it; without one, that of the parent. Where runs wait for a limit,
-        those of a higher `priority` go first. `limit` has budgets of the run, as `{"usd": 0.5}`.
+        those of a higher `priority` go first. `limit` has its budgets, such as `{"usd": 0.5}`.
         With `after` it begins when those runs (ids, or a dict of ids by names) have ended; its text
-        may have their results, as `{output}`. If one failed, so does it, or by `after_failed="run"`
-        it begins. Other options are overrides: fields of the agent's configuration for this run.
-        Submitting a `run_id` (UUID), or an `idempotency_key` (text), again changes nothing; of
-        another input it is a `ConflictError`. Raises `ConfigurationError` with field and fix.
+        may have their results, such as `{output}`. If one failed, so does it, unless
+        `after_failed="run"` lets it begin. Other options override fields of the agent's
+        configuration for this run. Submitting a `run_id` (UUID), or an `idempotency_key` (text),
+        again changes nothing; of another input it is a `ConflictError`. Raises
+        `ConfigurationError` with field and fix.
         """
         place, overrides = placed(options, input)
         client = await self._session.open()
@@ -313,7 +314,7 @@ class AsyncFleet:
         raise_on: RaiseOn = "not_completed",
         **options: Unpack[RunOptions],
     ) -> str | AgentRunResult:
-        """Do as `run`, from a conversation instead of a prompt."""
+        """Do the same as `run`, with a conversation instead of a prompt."""
         _check(raise_on)
         return _answer_of(await self.run_with_steps(agent, messages, **options), raise_on)
 

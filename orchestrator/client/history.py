@@ -1,4 +1,4 @@
-"""What a client does with a run's past: look at it in short, keep it, go back, fork, compare."""
+"""What a client does with a run's past: snapshots, checkpoints, forks, comparisons, costs."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Unpack
@@ -40,7 +40,7 @@ _CLEARED = "traces_cleared"
 
 
 class RestoreOptions(RunOverrides, total=False):
-    """What `restore` and `load_state` take beside a checkpoint and an agent."""
+    """What `restore` and `load_state` take besides a checkpoint and an agent."""
 
     run_id: UUID | str | None
 
@@ -48,8 +48,8 @@ class RestoreOptions(RunOverrides, total=False):
 class AsyncFleetHistory:
     """The past of runs: `fleet.history`.
 
-    `snapshot` is a run in short, `checkpoint` all of it, to `restore` or save as a file; `fork`
-    goes another way from any step; costs and tool calls are listed over all its sessions.
+    `snapshot` is a short form of a run, `checkpoint` all of it, to `restore` or save as a file;
+    `fork` starts another run from any step; costs and tool calls are listed over all its sessions.
     """
 
     def __init__(self, session: FleetSession) -> None:
@@ -58,7 +58,7 @@ class AsyncFleetHistory:
     async def snapshot(
         self, run_id: str, config: SlimSerializationConfig | None = None
     ) -> dict[str, Any]:
-        """Return a run in short, as JSON data; by the standard preset if no `config` is given.
+        """Return a short form of a run, as JSON data; by default with the standard preset.
 
         Only what the configuration keeps is read from Redis.
         """
@@ -69,7 +69,7 @@ class AsyncFleetHistory:
         """Return everything of a run, as it is now or as it was after its first `at` steps.
 
         A step under way is not part of it: where the checkpoint is restored, it is done again.
-        Raises `NotFoundError` for an unknown run, or one that has not so many steps.
+        Raises `NotFoundError` for an unknown run, or one with fewer steps.
         """
         client = await self._session.open()
         return await _captured(client, await client.store.runs.get(run_id), at)
@@ -137,7 +137,7 @@ class AsyncFleetHistory:
     ) -> str:
         """Create the run that `save_state` has returned; `options` are those of `restore`.
 
-        Raises `SerializationError` where `state` is no checkpoint.
+        Raises `SerializationError` if `state` is not a checkpoint.
         """
         return await self.restore(AgentCheckpoint.from_dict(dict(state)), agent, **options)
 
@@ -154,7 +154,7 @@ class AsyncFleetHistory:
     ) -> str:
         """Start a run that begins with the first `at` steps of another, and return its id.
 
-        `overrides` change its configuration, as `model="..."`, `instructions="..."` or
+        `overrides` change its configuration, such as `model="..."`, `instructions="..."` or
         `max_steps=20`; `tools` are names of those it may use. `message` takes the place of what
         the run was given at that point: after its answer a further turn, at 0 another input.
         The other run may be active, and stays as it is. Its steps count in the fork's totals;
@@ -243,7 +243,7 @@ class AsyncFleetHistory:
 
 
 def checked_id(run_id: object, field: str = "run_id") -> str:
-    """Return a run id, a new one for None. Raises `ConfigurationError` for what is no UUID."""
+    """Return a run id, a new one for None. Raises `ConfigurationError` unless it is a UUID."""
     if run_id is None:
         return str(uuid4())
     if isinstance(run_id, UUID):
@@ -255,8 +255,8 @@ def checked_id(run_id: object, field: str = "run_id") -> str:
         return str(UUID(run_id))
     except ValueError:
         raise ConfigurationError(
-            f"{field} {run_id!r:.100} is no UUID; pass idempotency_key=... to submit(), which makes"
-            " one of any text, or derive it: str(uuid.uuid5(uuid.NAMESPACE_URL, text))"
+            f"{field} {run_id!r:.100} is not a UUID; pass idempotency_key=... to submit(), which "
+            "makes one of any text, or derive it: str(uuid.uuid5(uuid.NAMESPACE_URL, text))"
         ) from None
 
 

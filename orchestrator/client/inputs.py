@@ -83,7 +83,7 @@ class RunOptions(SubmitOptions, total=False):
 
 @dataclass(frozen=True, slots=True)
 class RunPlace:
-    """What `submit` is given of a run beside its input and its agent, checked."""
+    """What `submit` is given of a run besides its input and agent, checked."""
 
     run_id: UUID | str | None
     metadata: dict[str, Any]
@@ -276,5 +276,5 @@ def _check_name(name: Any) -> None:
     except (ConfigurationError, ValueError):
         is_place = False
     if not is_place or name in (OUTPUT, OUTPUTS, COUNT) or name != name.strip():
-        msg = f"field 'after' has the name {text}, which is no place in an input"
-        raise ConfigurationError(f"{msg}; write a word of your own, as 'facts'")
+        msg = f"field 'after' has the name {text}, which cannot be a place in an input"
+        raise ConfigurationError(f"{msg}; write a word of your own, such as 'facts'")

@@ -26,7 +26,7 @@ class AsyncFleetLimits:
         return (await (await self._limits()).read())[1]
 
     async def use(self) -> list[LimitUse]:
-        """Return what is used of each limit, and how many steps wait in its line."""
+        """Return the use of each limit, and how many steps wait in its line."""
         return await (await self._limits()).use()
 
     async def wait_of(self, run_id: str) -> LimitWait | None:

@@ -101,7 +101,7 @@ def _time(field: str, given: datetime | str | None) -> datetime | None:
         at = at.replace(tzinfo=UTC) if at and at.tzinfo is None else at
         return max(at.astimezone(UTC), EPOCH) if at else None
     except (ValueError, OverflowError):
-        msg = f"{field} is {ascii(given)[:60]}; write a time as 2026-11-23 or 2026-11-23T08:30Z"
+        msg = f"{field} is {ascii(given)[:60]}; write a time: 2026-11-23 or 2026-11-23T08:30Z"
         raise ConfigurationError(msg) from None
 
 
@@ -243,7 +243,7 @@ class AsyncFleetRuns:
         return await (await self._session.store()).lists.tree(run_id, limit)
 
     async def result(self, run_id: str) -> AgentRunResult:
-        """Return a run's result, as far as it has come."""
+        """Return a run's result so far."""
         return (await self.show(run_id)).result()
 
     async def wait(
@@ -303,7 +303,7 @@ class AsyncFleetRuns:
             yield step
 
     async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> ControlResult:
-        """Cancel a run; a step under way is broken off at once.
+        """Cancel a run; a running step is interrupted at once.
 
         The outcome is `requested` where a worker holds the run. If that worker is dead and no
         other one is up, the first client that waits for the run or reads it after the lease
@@ -316,13 +316,13 @@ class AsyncFleetRuns:
         return await (await self._session.open()).control.pause(run_id)
 
     async def resume(self, run_id: str) -> ControlResult:
-        """Take a run's pause back."""
+        """End a run's pause."""
         return await (await self._session.open()).control.resume(run_id)
 
     async def retry(self, run_id: str, **overrides: Unpack[RunOverrides]) -> ControlResult:
-        """Take an ended run up again at its failed step; what went well is kept.
+        """Continue an ended run at its failed step; committed steps are kept.
 
-        `overrides` change its configuration, as `max_steps=20`. Raises `ConfigurationError`
+        `overrides` change its configuration, such as `max_steps=20`. Raises `ConfigurationError`
         when it completed, or when a limit that it has reached would end it at once again.
         """
         return await (await self._session.open()).control.retry(run_id, overrides)
@@ -378,14 +378,14 @@ class AsyncFleetRuns:
         dry_run: bool = False,
         on_progress: Callable[[int], None] | None = None,
     ) -> int:
-        """Remove ended runs with all that is kept of them; return how many it was.
+        """Remove ended runs with all that is kept of them; return their number.
 
         Without conditions that is every ended run; `batch` takes those of one batch, `statuses`
-        those of some end states (`completed`, `stopped`, ...), `older_than` those that ended so
-        many seconds ago. A batch counts them on, as it does expired ones; one that is purged whole
-        and has no open runs is forgotten. With `dry_run` nothing is removed. `on_progress`
-        receives the number so far after each page. Works while Redis is full; open runs stay, and
-        so do those whose end others are still to learn, and runs below those of a `batch`.
+        those of some end states (`completed`, `stopped`, ...), `older_than` those that ended at
+        least that many seconds ago. A batch counts them on, as it does expired ones; one that is
+        purged whole and has no open runs is forgotten. With `dry_run` nothing is removed.
+        `on_progress` receives the number so far after each page. Works while Redis is full; open
+        runs stay, and so do those whose end others are still to learn, and runs below a `batch`.
         Raises `ConfigurationError` for an unknown batch or state.
         """
         for status in statuses:

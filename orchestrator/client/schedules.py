@@ -112,7 +112,7 @@ class AsyncFleetSchedules:
         return await (await self._open())[1].get(name)
 
     async def pause(self, name: str) -> ScheduleView:
-        """Let a schedule rest: its ticks are left out. What was submitted, or begun, goes on."""
+        """Pause a schedule: its ticks are skipped. Batches that have begun continue."""
         _, store = await self._open()
         view = await store.get(name)
         paused = view.schedule.model_copy(update={"paused": True})
@@ -120,7 +120,7 @@ class AsyncFleetSchedules:
         return await store.get(name)
 
     async def resume(self, name: str) -> ScheduleView:
-        """Let a paused schedule go on with its next tick; none of the pause is made up."""
+        """Resume a paused schedule with its next tick; missed ticks are not made up."""
         _, store = await self._open()
         view, now = await store.get(name), await store.now()
         if view.schedule.paused:
@@ -137,7 +137,7 @@ class AsyncFleetSchedules:
         await store.remove(name)
 
     async def run_now(self, name: str) -> AsyncBatch:
-        """Submit a schedule's batch now, beside its ticks, and return it."""
+        """Submit a schedule's batch now, outside its ticks, and return it."""
         client, store = await self._open()
         view = await store.get(name)
         now = (await store.now()).replace(microsecond=0)
@@ -147,7 +147,7 @@ class AsyncFleetSchedules:
         return AsyncBatch(self._session, manifest)
 
     async def troubles(self, views: Sequence[ScheduleView]) -> dict[str, str]:
-        """Return what is wrong with schedules, by the names of those with which something is."""
+        """Return the problems of schedules, by name."""
         client, store = await self._open()
         now, served = await store.now(), any(one.alive for one in await workers(client.store))
         found = ((one.schedule.name, one.trouble(now, served=served)) for one in views)

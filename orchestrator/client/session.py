@@ -19,10 +19,10 @@ from stepfleet.orchestrator.client.watching.follow import RunFollower
 from stepfleet.orchestrator.client.watching.standstill import (
     Quiet,
     Standstill,
+    approvals_of_batch,
+    approvals_of_runs,
     held_batch,
     held_runs,
-    people_of_batch,
-    people_of_runs,
 )
 from stepfleet.orchestrator.client.watching.watch import RunWatch
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -73,14 +73,14 @@ class Client:
 
     def _quiet(self, waited_for: Callable[[], Sequence[str]]) -> Quiet:
         held = held_runs(self.store, waited_for)
-        people = people_of_runs(self.store, waited_for)
-        return Quiet(self.standstill, lambda: needs_of(self.store, waited_for()), held, people)
+        approvals = approvals_of_runs(self.store, waited_for)
+        return Quiet(self.standstill, lambda: needs_of(self.store, waited_for()), held, approvals)
 
     def quiet_of_batch(self, batch_id: str) -> Quiet:
-        """Return what reports why nothing moves to one who waits for a batch."""
+        """Return the reporter of a batch's standstill."""
         held = held_batch(self.store, batch_id)
-        people = people_of_batch(self.store, batch_id)
-        return Quiet(self.standstill, lambda: needs_of_batch(self.store, batch_id), held, people)
+        approvals = approvals_of_batch(self.store, batch_id)
+        return Quiet(self.standstill, lambda: needs_of_batch(self.store, batch_id), held, approvals)
 
     async def config_of(self, agent: Agent | str) -> AgentConfig:
         """Return an agent's configuration. Raises `ConfigurationError` for an unknown name."""
@@ -134,7 +134,7 @@ class FleetSession:
     """One connection, in the loop of its first use; all rooms of a fleet share it.
 
     Without a Redis in the settings it joins the private server of the folder `.stepfleet`, where
-    there is one; with `local`, that one's server, and it has the worker beside. `brings` names
+    there is one; with `local`, that one's server, and its worker runs here. `brings` names
     agents whose workers the caller starts; `app` is the user's own Celery app, whose workers do
     the steps.
     """

@@ -23,7 +23,7 @@ from stepfleet.orchestrator.continuation.guards import (
     CumulativeExecutionTimeLimit,
     ExecutionTimeLimit,
     FinishReasonCheck,
-    Limit,
+    Maximum,
     StepsLimit,
     StopRequested,
     TokenUsageLimit,
@@ -46,13 +46,13 @@ AGGREGATE = "aggregate"
 
 
 class ContinuationCriteria:
-    """A set of criteria; sets nest. All are evaluated, also after one that forbids."""
+    """A set of criteria; sets nest. All are evaluated, also after a forbidding one."""
 
     def __init__(self, *criteria: "CanDecideToContinue | ContinuationCriteria") -> None:
         self.criteria = criteria
         self._each = tuple((one, explains(one), _is_ours(one)) for one in self)
         each = enumerate(self)
-        self._limits = {at: one for at, one in each if isinstance(one, Limit)}
+        self._limits = {at: one for at, one in each if isinstance(one, Maximum)}
 
     def __iter__(self) -> Iterator[CanDecideToContinue]:
         for criterion in self.criteria:
@@ -130,11 +130,11 @@ def _resolved(
 
 
 def _is_reached(evaluation: ContinuationEvaluation) -> bool:
-    """Return whether a limit forbids: one that failed by itself is no limit."""
+    """Return whether a limit forbids: not if it failed by itself."""
     return evaluation.decision is FORBID and evaluation.stop_reason is not StopReason.ERROR
 
 
-def _with_idle(outcome: ContinuationOutcome, reached: dict[int, Limit]) -> ContinuationOutcome:
+def _with_idle(outcome: ContinuationOutcome, reached: dict[int, Maximum]) -> ContinuationOutcome:
     """Return a completed run's outcome, in which limits say that they prevented nothing."""
     evaluations = tuple(
         limit.idle(one) if (limit := reached.get(at)) else one

@@ -26,7 +26,7 @@ class SelfCritique:
     """Requests another answer while `needs_revision` is true for the newest one's text.
 
     After `revisions` of them it forbids, with stop reason `retry_limit`. Steps that called tools,
-    planned or failed are no answers, and are allowed.
+    planned or failed are not answers, and are allowed.
     """
 
     def __init__(self, needs_revision: Callable[[str], bool], revisions: int = 2) -> None:
@@ -41,7 +41,7 @@ class SelfCritique:
         """Return the decision with the number of answers and of allowed revisions."""
         decision, answers = self._look(state)
         reason = {
-            ALLOW: "the last step is no answer to judge",
+            ALLOW: "the last step is not an answer to judge",
             STOP: "the answer needs no revision",
             REQUEST: f"answer {answers} needs a revision",
             FORBID: f"answer {answers} is not good enough after {self.revisions} revisions",
@@ -180,7 +180,7 @@ class CallableCriterion:
         self.function = function
 
     def decide(self, state: AgentState) -> ContinuationDecision:
-        """Return what the function returns."""
+        """Call the function."""
         return ContinuationDecision(self.function(state))
 
     def explain(self, state: AgentState) -> ContinuationEvaluation:

@@ -69,7 +69,7 @@ class ErrorPolicy(Record):
 
     @classmethod
     def retry_tool_errors(cls, max_retries: int = 3) -> Self:
-        """Retry failures that the model or time can mend; stop at other failures."""
+        """Retry failures that the model or time can fix; stop at other failures."""
         return cls(
             tool=RETRY, validation=RETRY, rate_limit=RETRY, timeout=RETRY, max_retries=max_retries
         )
@@ -193,15 +193,14 @@ class ErrorPolicyCriterion:
     ) -> str:
         if failures.consecutive_failures == 0:
             return "the last step did not fail"
-        if exhausted:
-            follows = f"retries are used up (max_retries={self.policy.max_retries})"
-        elif failures.permanent:
-            follows = "which no repetition mends"
-        else:
-            follows = f"the policy says {handling.value}"
         where = f" in tool {failures.tool_name}" if failures.tool_name else ""
-        code = f" ({failures.code})" if failures.code else ""
-        return (
-            f"{failures.type.value} error{code}{where}, failure {failures.consecutive_failures} "
-            f"in a row, {follows}: {failures.message or 'no message'}"
-        )
+        code = f" {failures.code}" if failures.code else ""
+        follows = f"failure {failures.consecutive_failures} in a row, "
+        if exhausted:
+            follows += f"max_retries={self.policy.max_retries} reached"
+        elif failures.permanent:
+            follows = "permanent, not retried"
+        else:
+            follows += f"the policy says {handling.value}"
+        what = f"{failures.type.value} error{code}{where} ({follows})"
+        return f"{what}: {failures.message or 'no message'}"

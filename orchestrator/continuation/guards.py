@@ -65,7 +65,7 @@ def evaluation(
 Number = int | float
 
 
-class Limit(ABC):
+class Maximum(ABC):
     """A guard that forbids when a measure of the state has reached `maximum`.
 
     A run that has nothing left to do completes all the same (see `collection`).
@@ -134,7 +134,7 @@ def _shown(number: Number) -> str:
     return str(number) if isinstance(number, int) else f"{number:.6g}"
 
 
-class StepsLimit(Limit):
+class StepsLimit(Maximum):
     """Forbids when the execution has made `maximum` steps."""
 
     what = "steps"
@@ -145,7 +145,7 @@ class StepsLimit(Limit):
         return state.step_count
 
 
-class TokenUsageLimit(Limit):
+class TokenUsageLimit(Maximum):
     """Forbids when the execution, and all runs below it, have used `maximum` tokens.
 
     With those of its attempts that were not committed, as far as they were or may have been paid.
@@ -167,7 +167,7 @@ class TokenUsageLimit(Limit):
         return state.lost.tokens
 
 
-class CumulativeExecutionTimeLimit(Limit):
+class CumulativeExecutionTimeLimit(Maximum):
     """Forbids when the steps of the execution have taken `maximum` seconds together."""
 
     what = "time in steps"
@@ -179,7 +179,7 @@ class CumulativeExecutionTimeLimit(Limit):
         return state.info.cumulative_execution_seconds
 
 
-class ExecutionTimeLimit(Limit):
+class ExecutionTimeLimit(Maximum):
     """Forbids when `maximum` whole seconds have passed since the execution started.
 
     Compares with the state's own moment, which is Redis's time, unless a clock is given.
@@ -200,7 +200,7 @@ class ExecutionTimeLimit(Limit):
         return int((now - started).total_seconds())
 
 
-class BudgetLimit(Limit):
+class BudgetLimit(Maximum):
     """Forbids when the execution, and all runs below it, have cost `maximum` US dollars.
 
     With its attempts that were not committed, as far as they were or may have been paid.

@@ -25,7 +25,7 @@ def exact_in_browsers(value: Any) -> Any:
 def visible(text: str) -> str:
     """Return a text whose characters can all be seen, as the command line shows it.
 
-    Others could hide words, or turn around those beside them.
+    Others could hide words, or turn around those next to them.
     """
     return "".join(
         one if one.isprintable() or one in "\n\t" else "\N{REPLACEMENT CHARACTER}" for one in text

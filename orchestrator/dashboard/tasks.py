@@ -86,7 +86,7 @@ def page_of(path: str) -> str:
 
 
 class SafeTable(TasksDataTable):
-    """The rows of Flower's list of tasks. What a task or an error says is no HTML."""
+    """The rows of Flower's list of tasks. Texts of tasks and errors are escaped."""
 
     def format_task(self, task: Any) -> Any:
         """Return a task's id and Flower's copy of it."""

@@ -35,7 +35,7 @@ SECONDS = 1.0
 """The least time between two changes of a topic."""
 FLEET_SECONDS = 2.0
 SIZES_EVERY = 4
-"""Every so many looks at a quiet fleet read the sizes of all lists of runs."""
+"""Every this many looks at a quiet fleet, the sizes of all lists of runs are read."""
 LONGEST_QUIET = 15.0
 """Seconds after which the fleet is shown anew in any case: workers may have fallen silent."""
 ENDED_SECONDS = 3.0
@@ -119,7 +119,7 @@ class Topics:
             await asyncio.sleep(FLEET_SECONDS)
 
     async def _moved(self, run_id: str, seen: Position | None, *, chunks: bool = False) -> Position:
-        """Return the position of a run that has moved; one that has ended is looked at rarely."""
+        """Return the position of a run that has moved; ended ones are looked at rarely."""
         # Why nothing moves is not its business: the page of the fleet says it.
         watch = self._watch = self._watch or RunWatch(await store_of(self._fleet))
         if seen is None or not seen.is_over:
@@ -187,7 +187,7 @@ class Tab:
         self._woken.set()
 
     async def changes(self, seconds: float) -> dict[str, Any]:
-        """Return what has changed; after so many seconds, nothing."""
+        """Return what has changed; nothing after `seconds`."""
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._woken.wait(), seconds)
         self._woken.clear()

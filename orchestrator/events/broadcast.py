@@ -80,7 +80,7 @@ class RedisPubSub:
         """Publish one envelope."""
         try:
             await self._client.publish(channel, exact_json.dumps(dict(envelope)))
-        except RedisClusterException as error:  # no node answers; the client's is no RedisError
+        except RedisClusterException as error:  # no node answers; not a RedisError
             raise ConnectionError(str(error)) from error
 
     async def aclose(self) -> None:

@@ -1,4 +1,4 @@
-"""Event envelopes: the output of a commit beside its state. Pure."""
+"""Event envelopes: the output of a commit besides its state. Pure."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -113,7 +113,7 @@ def args_summary(arguments: Mapping[str, Any]) -> str:
 
 
 def args_shown(arguments: Mapping[str, Any], longest: int) -> dict[str, Any]:
-    """Return all arguments; one that is longer than `longest` characters becomes cut text."""
+    """Return all arguments; those longer than `longest` characters become cut text."""
     texts = {key: value_text(value) for key, value in arguments.items()}
     return {
         key: value if len(texts[key]) <= longest else _cut(texts[key], longest)

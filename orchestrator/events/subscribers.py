@@ -82,7 +82,7 @@ class BroadcastConfig(Record):
             return given
         if given not in cls.PRESETS:
             known = ", ".join(cls.PRESETS)
-            raise ValueError(f"{given!r} is no preset; write one of {known}, or the fields")
+            raise ValueError(f"{given!r} is not a preset; write one of {known}, or the fields")
         return cls.PRESETS[given]
 
     @classmethod

@@ -18,7 +18,7 @@ FIELDS = {
     **KINDS,
     **{f"{kind}d": f"{field}_per_day" for kind, field in KINDS.items()},
 }
-"""Fields of a limit by the codes of the script: a kind, with `d` behind it by days."""
+"""Fields of a limit by the codes of the script: a kind, with `d` after it by days."""
 SCALES = {"u": NANO, "k": 1, "n": 1, "a": 1000}
 """Whole numbers that make up a unit: USD are counted in billionths, seconds in thousandths."""
 STOP: Literal["stop"] = "stop"
@@ -55,13 +55,13 @@ NOTHING = Spending()
 
 
 def spending_of(usage: UsageStats, usd: float, seconds: float = 0.0) -> Spending:
-    """Return what calls with that usage and price, in a step of so many seconds, have spent."""
+    """Return what calls with that usage and price, in a step of `seconds`, have spent."""
     tokens = usage.prompt_tokens + usage.completion_tokens
     return Spending(nano_usd(usd), tokens, usage.llm_calls, round(seconds * 1000))
 
 
 def estimated(prompt: int, output: int, usd: float, seconds: float) -> Spending:
-    """Return what a call is expected to spend."""
+    """Return the expected spending of a call."""
     parts = (nano_usd(usd), prompt + output, 1, round(seconds * 1000))
     return Spending(*(min(one, MOST_ESTIMATED) for one in parts))
 

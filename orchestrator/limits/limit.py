@@ -24,7 +24,7 @@ LONGEST_NAME = 800
 PRIORITIES = ("high", "normal", "low")
 NORMAL = PRIORITIES.index("normal")
 _CHOICE = "'high', 'normal' or 'low'"
-_FIELDS = "fields with numbers, as in_flight=20 or usd=5"
+_FIELDS = "fields with numbers, such as in_flight=20 or usd=5"
 _NAME = re.compile(r"[^:\s\ud800-\udfff]+:[^\x00-\x1f\ud800-\udfff]+")
 _RATE = Field(default=None, ge=LEAST, le=MOST)
 _MONEY = Field(default=None, gt=0, le=1_000_000)
@@ -140,7 +140,7 @@ def changed(name: str, before: Limit | None, fields: Mapping[str, Any]) -> Limit
 def priority_of(given: Any) -> int:
     """Return the rank of a priority by its name: 0 goes first. None is normal.
 
-    Raises `ConfigurationError` for what is none.
+    Raises `ConfigurationError` for anything else.
     """
     if given is None:
         return NORMAL
@@ -171,7 +171,7 @@ def parsed_field(text: str) -> tuple[str, Any]:
     field, equals, value = text.partition("=")
     if field not in Limit.model_fields:
         fix = meant(field, Limit.model_fields) or f"; write one of {', '.join(Limit.model_fields)}"
-        raise ConfigurationError(f"{text!r}: {field!r} is no field of a limit{fix}")
+        raise ConfigurationError(f"{text!r}: a limit has no field {field!r}{fix}")
     if not equals:
         raise ConfigurationError(f"{text!r}: write {field}=NUMBER, or {field}= to take it away")
     if field == "on_budget":
@@ -184,7 +184,7 @@ def parsed_field(text: str) -> tuple[str, Any]:
     with suppress(ValueError):
         number = json.loads(value.replace("_", "")) if value else None
     if (value and not isinstance(number, int | float)) or isinstance(number, bool):
-        raise ConfigurationError(f"{text!r}: {value!r} is no number")
+        raise ConfigurationError(f"{text!r}: {value!r} is not a number")
     return field, number
 
 

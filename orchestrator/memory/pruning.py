@@ -21,7 +21,7 @@ _HIGH = bytes(range(128, 256))
 def estimate_tokens(message: Message) -> int:
     """Return about how many tokens a message takes: those of its text and calls, and its frame.
 
-    An image or another block that is no text counts as a thousand, reasoning as no more.
+    An image or another block without text counts as a thousand, reasoning as no more.
     """
     tokens = OVERHEAD + text_tokens(message.text)
     if not isinstance(message.content, str):
@@ -183,7 +183,7 @@ def find_policy(reference: str) -> CustomPolicy:
     except ConfigurationError as error:
         raise AgentMemoryError(error.message) from error
     if not callable(found):
-        raise AgentMemoryError(f"field 'memory.custom': {reference!r} is no function")
+        raise AgentMemoryError(f"field 'memory.custom': {reference!r} is not a function")
     policy: CustomPolicy = found
     return policy
 

@@ -2,7 +2,7 @@
 
 Pure: knows no store and makes no call. A key is the hash of the request's canonical form. The form
 holds the question and its provider, and no credentials: no key, no header, no organization. How an
-answer is delivered (streaming, timeout) is no part of the question either.
+answer is delivered (streaming, timeout) does not belong to the question either.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ class CachePolicy(Record):
     """An agent with such a policy shares its model's answers among all runs with equal requests.
 
     An entry lives for `ttl` seconds. Answers above `max_entry_bytes` (JSON) are not kept. With
-    `models` only calls of these models take part, as `provider:name`; without, whichever model the
+    `models` only calls of these models (`provider:name`) take part; without, whichever model the
     run has. With `refresh` no entry is read: the call is made, and its answer replaces the entry.
     """
 

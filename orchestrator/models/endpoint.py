@@ -26,7 +26,7 @@ _JSON: Mapping[str, str] = {"content-type": "application/json"}
 
 
 class ModelSetupError(ModelError):
-    """A model cannot be called as the agent or the worker is set up; trying again is no use."""
+    """A model cannot be called as the agent or the worker is set up; retrying does not help."""
 
     code = ModelErrorCode.SETUP.value
 

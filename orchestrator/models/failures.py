@@ -234,7 +234,7 @@ def refusal(
 def stated_failure(payload: dict[str, Any], answer: str) -> dict[str, Any] | None:
     """Return the payload of a 200 answer if it states a failure, None where it does not.
 
-    An answer has the field `answer`; words of an error beside it are not looked for, an `error` is.
+    An answer has the field `answer`; words of an error with it are not looked for, an `error` is.
     """
     if payload.get("error"):
         return payload
@@ -410,7 +410,7 @@ def _text(value: Any) -> str:
         return value[: 8 * _LONGEST_MESSAGE]
     try:
         return orjson.dumps(value).decode()[: 8 * _LONGEST_MESSAGE]
-    except TypeError:  # nested too deep, or with what is no JSON
+    except TypeError:  # nested too deep, or not JSON
         return ""
 
 

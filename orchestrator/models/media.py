@@ -61,7 +61,7 @@ class Media:
 
     @property
     def media_type(self) -> str:
-        """Its media type, as `image/png`."""
+        """Its media type, such as `image/png`."""
         other = "application" if self.kind == "document" else self.kind
         return _MEDIA_TYPES.get(self.form, f"{other}/{self.form}")
 
@@ -81,7 +81,7 @@ class Media:
         return self.url or f"data:{self.media_type};base64,{self.data}"
 
     def __str__(self) -> str:
-        """Return what it is, for messages."""
+        """Return its kind, for messages."""
         return f"{self.kind} ({self.media_type}, {_ROUND[self.source]})"
 
 
@@ -111,12 +111,12 @@ def media_of(block: Block) -> Media | None:
 
 
 def check_media(media: Media) -> None:
-    """Raise `ValueError`, with the fix, where bytes are no base64 or an address is none."""
+    """Raise `ValueError`, with the fix, where bytes are not base64 or an address is invalid."""
     if media.source == "bytes":
         try:
             binascii.a2b_base64(media.value, strict_mode=True)
         except ValueError:  # characters beyond ASCII too
-            msg = f"{media.kind}'s bytes are no base64; encode them with base64.b64encode"
+            msg = f"{media.kind}'s bytes are not valid base64; encode them with base64.b64encode"
             raise ValueError(msg) from None
     elif media.source == "url" and not re.match(r"(?:https?|gs|s3)://[^\s/]", media.value):
         raise ValueError(f"{media.kind}'s url must begin with https://, or be a data URL")
@@ -174,7 +174,7 @@ def _read(media: Media) -> Media:
     try:
         text = binascii.a2b_base64(media.value, strict_mode=True).decode()
     except ValueError:
-        raise ValueError(f"document of {media.media_type} is no base64 of UTF-8 text") from None
+        raise ValueError(f"document of {media.media_type} must be UTF-8 text in base64") from None
     return Media("document", media.form, "text", text, media.name)
 
 

@@ -1,7 +1,7 @@
 """Reads the headers and the words of refusals in which providers state an account's limits. Pure.
 
 Limits per minute alone are of use. Some services state those of a day under the same names: the
-time until all is back shows it. What is no sensible number is left out.
+time until all is back shows it. Numbers that make no sense are left out.
 """
 
 import re
@@ -26,7 +26,7 @@ _FIRST = tuple(names[kind][0] for names in _NAMES.values() for kind in "rt")
 _MINUTE, _ROUNDED = 60.0, 1.5
 _MOST = 1e12
 _LEAST = 1.0
-"""Per minute; what is less is no limit that a fleet could live by."""
+"""Per minute; a smaller one is not taken for a limit."""
 _LONGEST = 64
 _PARTS = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+(?:\.\d+)?)ms)?")
 _UNITS = (3600.0, 60.0, 1.0, 0.001)

@@ -79,7 +79,7 @@ class Service:
         return (next(filter(None, named), "") or self._home(environment)).rstrip("/")
 
     def region(self, environment: Mapping[str, str]) -> str:
-        """Return the region that the environment names; "" for none, and for what is no region."""
+        """Return the region that the environment names; "" for none or an invalid one."""
         named = (environment.get(name, "").strip() for name in self.region_variables)
         region = next(filter(None, named), "")
         return region if _REGION.fullmatch(region) else ""
@@ -90,7 +90,7 @@ class Service:
             return None
         for name in self.region_variables:
             if given := environment.get(name, "").strip():
-                return f"{name} is {given[:40]!r}, which is no region; write it like us-east-1"
+                return f"{name} is {given[:40]!r}, which is not a region; write it like us-east-1"
         return (
             f"no region: set the variable {self.region_variables[0]} in the workers' environment, "
             "as us-east-1"

@@ -54,7 +54,7 @@ class Credentials:
             raise
         except Exception as error:  # noqa: BLE001 - sources have errors of their own
             reason = redact(f"{type(error).__name__}: {error}", None)
-            msg = f"AWS's credentials cannot be had: {reason}"
+            msg = f"could not load AWS credentials: {reason}"
             code = ModelErrorCode.CONNECTION_ERROR
             raise ModelError(msg, retryable=True, code=code) from None
 
@@ -94,7 +94,7 @@ def _found() -> Any:
         exceptions.PartialCredentialsError,
         exceptions.ProfileNotFound,
     ) as error:
-        raise ModelSetupError(f"AWS's configuration is not sound: {error}") from None
+        raise ModelSetupError(f"invalid AWS configuration: {error}") from None
     if found is None:
         msg = (
             "no AWS credentials: set AWS_BEARER_TOKEN_BEDROCK, or AWS_ACCESS_KEY_ID and "

@@ -156,7 +156,7 @@ def supports(model: str) -> Support:
     """
     found = support_of(model)
     if found is None:
-        msg = f"{model!r}: nothing is known of this provider; built in are {_listed(SERVICES)}"
+        msg = f"{model!r}: unknown provider; built in are {_listed(SERVICES)}"
         raise ConfigurationError(msg)
     return found
 

@@ -83,7 +83,7 @@ class Prevented:
 
 
 class Interruption(StrEnum):
-    """Why an attempt was broken off."""
+    """Why an attempt was interrupted."""
 
     CANCELLED = "cancelled"
     HANDED_BACK = "handed_back"
@@ -99,7 +99,7 @@ class Interruption(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """The attempt was broken off.
+    """The attempt was interrupted.
 
     `answer` is set when the model had answered; the record of a call that had no result says that
     it was not run. `unsent` is set where no model was called, `spent` where one was: what that may

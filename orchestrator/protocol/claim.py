@@ -19,7 +19,7 @@ from stepfleet.orchestrator.records.state import AgentState
 
 MOST_IN_GROUP = 128
 DIVISOR = 8
-"""A group that has died is divided into so many: three deaths find one among five hundred."""
+"""A group that has died is divided into this many: three deaths find one among five hundred."""
 UNPROVEN = 12
 """So many losses beyond the limit end work without a proof; each of the last ones costs a wait."""
 FREE = 3
@@ -320,7 +320,7 @@ class Claim:
     overdue: frozenset[int] = frozenset()
     """Indexes of tool calls that the run has waited for in vain."""
     broken: ErrorInfo | None = None
-    """What went wrong behind the claim: the step fails with it."""
+    """What went wrong after the claim: the step fails with it."""
     uncalled: bool = False
     """Whether the store knows that no model call is made so far: a lost worker has paid nothing."""
 

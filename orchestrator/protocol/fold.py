@@ -28,7 +28,7 @@ _ROOM = 900_000
 """Bytes of all results in an input together, which may have 1 MiB."""
 _LONGEST_ID = 100
 _BESIDE = 60
-"""Bytes of a result's JSON beside its id and its text, and of the note that it was cut."""
+"""Bytes of a result's JSON without its id and its text, and of the note that it was cut."""
 _PLACE = re.compile(r"(?<!\{)\{([^{}]+)\}(?!\})")
 NO_TEXT = "(no text)"
 OUTPUT, OUTPUTS, COUNT = "output", "outputs", "count"
@@ -48,7 +48,7 @@ def check_places(
 ) -> None:
     """Raise `ConfigurationError` for an unknown place, or for a text without any."""
     if not isinstance(text, str):
-        raise ConfigurationError(f"field {field!r} is no text; write one with {_shown(known)}")
+        raise ConfigurationError(f"field {field!r} must be text; write one with {_shown(known)}")
     if len(text) > LONGEST_TEXT:
         msg = f"field {field!r} has {len(text):,} characters; the limit is {LONGEST_TEXT:,}"
         raise ConfigurationError(f"{msg}: put more into the agent's instructions")
@@ -73,11 +73,11 @@ def check_data(given: Any, known: Collection[str], field: str = "input") -> None
             left += one
         elif isinstance(one, str) and (places := set(_PLACE.findall(one)) & set(known)):
             msg = f"field {field!r} is a dict and names {{{min(places)[:60]}}}: only a text has"
-            raise ConfigurationError(f"{msg} places for results; write one, as 'Use: {{output}}'")
+            raise ConfigurationError(f"{msg} places for results; write one: 'Use: {{output}}'")
 
 
 def places_of(names: Collection[str]) -> tuple[str, ...]:
-    """Return the places that an input behind runs of these names may have."""
+    """Return the places that an input after runs of these names may have."""
     return (*((OUTPUT,) if len(names) == 1 else ()), OUTPUTS, COUNT, *names)
 
 

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.records.usage import FailedCall, LostUse, UsageStats
 
 @dataclass(frozen=True, slots=True)
 class CallEntries:
-    """The ledger's entries that are journaled: of `failed` calls, behind `entered` of this claim.
+    """The ledger's entries that are journaled: of `failed` calls, after `entered` of this claim.
 
     `price` is that of the response which is journaled with them, for where it is not used.
     """

@@ -58,7 +58,7 @@ def transfer_in(calls: Sequence[ToolCall], targets: Mapping[str, str]) -> Transf
 
 
 def too_late(call: ToolCall, to: str, at: datetime) -> ToolCallRecord:
-    """Return the record of a transfer behind the first one of its response: no failure."""
+    """Return the record of a transfer after the first one of its response: no failure."""
     message = f"not done: an earlier call of this response hands over to agent {to}"
     return refused(call, at, code=NOT_EXECUTED, message=message)
 

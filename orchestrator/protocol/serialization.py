@@ -25,7 +25,7 @@ from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.records.usage import UsageStats
 
 NOT_IN_HANDOFF = frozenset({"messages", "tool_results", "last_continuation_outcome", "status"})
-"""Held elsewhere: messages and tool results in the log, outcome and status beside the state."""
+"""Held elsewhere: messages and tool results in the log, outcome and status next to the state."""
 _EXCLUDED = set(NOT_IN_HANDOFF)
 
 
@@ -269,14 +269,14 @@ class SlimSerializer:
         """Return the state of a snapshot: ids, counters, clocks, and the messages it kept.
 
         Reads this version, the one before, and snapshots without a version. Raises
-        `SerializationError` for a newer one, or for what is no snapshot.
+        `SerializationError` for a newer one, or for anything else.
         """
         _check_version(data.get("version", OLDEST_READABLE))
         try:
             snapshot = _Snapshot.model_validate(dict(data))
             messages = tuple(whole_message(one) for one in snapshot.messages)
         except ValidationError as error:
-            msg = f"this is no snapshot of a run: {explain_invalid(error)}"
+            msg = f"this is not a snapshot of a run: {explain_invalid(error)}"
             raise SerializationError(msg) from error
         return _state(snapshot, messages)
 

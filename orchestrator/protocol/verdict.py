@@ -114,7 +114,7 @@ class Verdict:
 
     `logged` is None for an attempt without a step. `delay` is in seconds. `lost` is paid work that
     is dropped now; `dropped` is the entry for a commit that comes too late; `failed` has those of
-    the attempt's further calls, behind the `entered` that it has noted before. `attempt` and
+    the attempt's further calls, after the `entered` that it has noted before. `attempt` and
     `limited` are the price of a retry. `waiting` is set when the step waits for tool calls; then
     `lost` is the entry for a wait that is ended from outside. `guess` has the prices of calls of
     this step whose answers were lost, where these were not known before: one for each model, the
@@ -149,7 +149,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """Facts that a decision needs beside the claim and the attempt.
+    """Facts that a decision needs besides the claim and the attempt.
 
     `now` is Redis's time; `jitter` lies between 0 and 1; `worker` is the name of the worker;
     `patience` the seconds that a step waits for a service that is out.

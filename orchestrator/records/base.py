@@ -74,7 +74,7 @@ R = TypeVar("R", bound=Record)
 
 
 def _setter(name: str) -> Callable[[Any, Any], None]:
-    """Return what sets an attribute of a frozen model, by its slot where it has one: quicker."""
+    """Return a setter of a frozen model's attribute, by its slot if it has one: quicker."""
     slot = vars(BaseModel).get(name)
     if slot is not None:
         return cast("Callable[[Any, Any], None]", slot.__set__)

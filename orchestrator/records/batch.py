@@ -22,7 +22,7 @@ UNKNOWN_SILENCE = timedelta(minutes=10)
 class FollowUp(Record):
     """What a batch that follows another one is to do with its results.
 
-    `input` is worded for each result, or, with a `page`, for each so many rows. `until_one` does
+    `input` is worded for each result, or, with a `page`, for each page of rows. `until_one` does
     the same with the results of that until one run is left. `config` is the digest of the agent's
     configuration; `overrides` are those of all runs, in stored form.
     """
@@ -251,7 +251,7 @@ def summed(shards: Iterable[Mapping[str, str]]) -> dict[str, int]:
 
 
 def is_stalled(manifest: Manifest, now: datetime) -> bool:
-    """Return whether a batch's submitter was silent for so long that it must be gone."""
+    """Return whether a batch's submitter was silent long enough to count as gone."""
     if manifest.sealed or manifest.cancel_requested or manifest.follows:
         return False  # workers submit what follows a batch
     if manifest.submitting is None:  # of an older version, which does not note it

@@ -102,7 +102,7 @@ class ErrorInfo(Record):
     """Where the user's code raised it: for people; no model reads it."""
 
     def without_traceback(self) -> "ErrorInfo":
-        """Return the failure as it stands beside a record that has the traceback."""
+        """Return the failure as it stands next to a record that has the traceback."""
         return self.model_copy(update={"traceback": None}) if self.traceback else self
 
     @property

@@ -36,7 +36,7 @@ def dumps(
     """Return `value` as JSON in orjson's form; `default` and `option` are those of `orjson.dumps`.
 
     Whole numbers of any size are written in full, NaN and infinities as null. Raises `TypeError`
-    for other types, text that is no valid Unicode, and more than 254 levels.
+    for other types, text that is not valid Unicode, and more than 254 levels.
     """
     try:
         return orjson.dumps(value, default=default, option=option)
@@ -169,7 +169,7 @@ def _check_unicode(value: Any) -> None:
 
 
 def _constant(word: str) -> NoReturn:
-    raise json.JSONDecodeError(f"{word} is no JSON number", word, 0)
+    raise json.JSONDecodeError(f"{word} is not a JSON number", word, 0)
 
 
 def _whole(digits: str) -> int:

@@ -134,7 +134,7 @@ class CostRow(Record):
     """Sums over model calls. `group` has the values that its calls share.
 
     `usd` was paid: `committed_usd`, and `lost_usd` for answers that no step has. `ambiguous_usd`,
-    the estimates of what may have been paid beside that, is not part of it, nor are
+    the estimates of what else may have been paid, is not part of it, nor are
     `ambiguous_calls` of `calls` and their tokens of the others. `unpriced_calls` are those of them
     without any price. `default_priced_calls` had the default price, as no table has their model.
     `cached_calls` were not made, and have saved `saved_usd`. `input_tokens` include those read

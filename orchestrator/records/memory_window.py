@@ -1,4 +1,4 @@
-"""The results of a memory policy: kept in the log beside the step that made them."""
+"""The results of a memory policy: kept in the log with the step that made them."""
 
 import operator
 

@@ -13,7 +13,7 @@ from pydantic.alias_generators import to_camel
 from stepfleet.orchestrator.records.base import Record
 
 
-class Answer(Record):
+class RunAnswer(Record):
     """The answer of an execution under an answer contract.
 
     `final` means that nothing is missing any more. Before that, `text` is an answer whose data

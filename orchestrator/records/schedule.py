@@ -46,7 +46,7 @@ class Schedule(Record):
 
 
 class ScheduleState(Record):
-    """What came of a schedule's ticks; times are UTC.
+    """The results of a schedule's ticks; times are UTC.
 
     `last_tick` is up to where ticks are dealt with: the newest one, also if it was left out, or
     when the schedule was resumed. `submitted_tick` is the newest tick that was submitted,
@@ -66,9 +66,9 @@ class ScheduleState(Record):
 
 
 class ScheduleView(Record):
-    """A schedule, what came of it, and its next tick (None while it is paused).
+    """A schedule, its results, and its next tick (None while it is paused).
 
-    `run_now` is the newest batch beside its ticks.
+    `run_now` is the newest batch outside its ticks.
     """
 
     schedule: Schedule

@@ -13,7 +13,7 @@ from stepfleet.orchestrator.records.calls.tools import LoggedCalls, ToolCallReco
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ErrorContext
 from stepfleet.orchestrator.records.memory_window import Window
-from stepfleet.orchestrator.records.outcome import Answer, ContinuationOutcome
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome, RunAnswer
 from stepfleet.orchestrator.records.steps import FinishReason, StepResult, StepType
 from stepfleet.orchestrator.records.usage import LostUse, UsageStats, sum_usd
 
@@ -177,7 +177,7 @@ class AgentState(Record):
     last_result: Any = None
     last_error: str | None = None
     last_output: str | None = None
-    answer: Answer | None = None
+    answer: RunAnswer | None = None
     window: Window | None = None
     last_continuation_outcome: ContinuationOutcome | None = None
 

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import ADDED, Message
 from stepfleet.orchestrator.records.errors import ErrorInfo, answer_refusal
 from stepfleet.orchestrator.records.memory_window import Remembered
-from stepfleet.orchestrator.records.outcome import Answer, ContinuationOutcome
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome, RunAnswer
 from stepfleet.orchestrator.records.usage import CacheUse, Fallback, UsageStats
 
 
@@ -63,7 +63,7 @@ class StepErrors(Record):
 
 
 def problems_of(errors: tuple[ErrorInfo, ...], refused: str) -> tuple[ErrorInfo, ...]:
-    """Return what explains that a step did not end its run: errors, and a refused answer."""
+    """Return why a step did not end its run: errors, and a refused answer."""
     return (*errors, answer_refusal(refused)) if refused else errors
 
 
@@ -78,9 +78,9 @@ class StepResult(Record):
     `reasoning` is the text in which the model reasoned, where its provider shows it; `request_id`
     is the provider's own name of the call's request, which its support asks for.
     Before the call the step waited for `waited_seconds` for limits of the fleet, for `waited_for`
-    in the end; that is no part of its duration. `agent` made the step; it is empty where all steps
-    of a run are of one agent. `refused` says why its answer was not taken by the answer contract,
-    which is no failure of the step. `service_tier` is the provider's tier in which the call was
+    in the end; its duration does not include that. `agent` made the step; it is empty where all
+    steps of a run are of one agent. `refused` says why the answer contract did not take its answer,
+    which does not fail the step. `service_tier` is the provider's tier in which the call was
     served, empty for its standard one. With `price_estimated` no table has a price for a model of
     the step, and its cost is by the default price.
     """
@@ -146,12 +146,12 @@ class Progress(Record):
     `strategy_state` and `custom_state` replace those of the same name in the run's state;
     `strategy_append` puts items at the end of lists of the strategy state. `output` is the
     text for people where the model's own is not. `error` makes the step a failed one. `refused`
-    says why an answer was not taken; with `is_preamble` the turn's text is no output of the run.
+    says why an answer was not taken; with `is_preamble` the turn's text is not the run's output.
     """
 
     messages: tuple[Message, ...] = ()
     step_type: StepType | None = None
-    answer: Answer | None = None
+    answer: RunAnswer | None = None
     output: str | None = None
     strategy_state: dict[str, Any] = Field(default_factory=dict)
     strategy_append: dict[str, list[Any]] = Field(default_factory=dict)

@@ -149,7 +149,7 @@ _COUNTS = tuple(UsageStats.model_fields)
 
 
 def token_count(value: Any) -> int | None:
-    """Return a reported number of tokens; None where it is no whole number within bounds."""
+    """Return a reported number of tokens; None if it is not an integer within bounds."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)  # JavaScript has no others
     is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MOST_TOKENS
@@ -173,7 +173,7 @@ def bounded_usage(usage: Any) -> UsageStats | None:
 
 
 def bounded_cost(usd: float) -> float:
-    """Return a cost of 0 to `MOST_USD` in billionths; what is no number, or below 0, is 0."""
+    """Return a cost of 0 to `MOST_USD` in billionths; 0 if it is not a number, or below 0."""
     return sum_usd(min(usd, MOST_USD)) if usd > 0 else 0.0
 
 

@@ -31,7 +31,7 @@ FIRST_PAUSE = 0.02
 LONGEST_PAUSE = 1.0
 _RECONNECT = (TransientError.AWAY, TransientError.ELSEWHERE)
 CALM_SECONDS = 10.0
-"""After so long without a failure, pauses are short again."""
+"""After this time without a failure, pauses are short again."""
 
 
 class Connection:

@@ -49,7 +49,7 @@ if HIREDIS_AVAILABLE:
 
 LARGEST_TRIP = 500
 LARGEST_BYTES = 1_000_000
-"""A trip takes no further call when it has so many bytes: one lost reply repeats all of it."""
+"""A trip takes no further call once it has this many bytes: one lost reply repeats all of it."""
 SLOWEST = 64 * 1024
 """Bytes per second that a link carries at least; a request may take that long to arrive."""
 _SERIALIZER = HiredisRespSerializer()
@@ -106,7 +106,7 @@ class _Packed:
         self.socket_timeout = None  # the parser and `send_packed_command` bound their waits
 
     def allow_for(self, size: int) -> None:
-        """Let the next exchange take as long as a slow link has with so many bytes."""
+        """Let the next exchange take as long as a slow link has with that many bytes."""
         if self.silence is not None:
             self.allowed = self.silence + size / SLOWEST
 

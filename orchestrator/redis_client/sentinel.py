@@ -96,7 +96,7 @@ class _ToMaster:
         except exceptions.NoPermissionError:
             return  # an ACL without ROLE: a replica will say so at the first write
         if role not in ("master", b"master"):
-            msg = f"{self.host}:{self.port} is no master, but the Sentinels say so still"
+            msg = f"{self.host}:{self.port} is not a master, though the Sentinels still name it"
             raise exceptions.ConnectionError(msg)
 
 

@@ -15,9 +15,9 @@ from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 log = logging.getLogger(__name__)
 
 AGAIN_SECONDS = 60.0
-"""An outage that lasts is logged again after so long."""
+"""How often a lasting outage is logged again."""
 QUIET_SECONDS = 1.0
-"""An outage is over when calls are answered and none has failed for so long."""
+"""An outage is over when calls are answered and none has failed for this time."""
 
 
 class TransientError(enum.Enum):
@@ -82,7 +82,7 @@ def explained(error: BaseException) -> BaseException:
 
 
 def _fix_of(error: BaseException) -> str:
-    """Return the fix of a known refusal, behind a semicolon."""
+    """Return the fix of a known refusal, after a semicolon."""
     return next((f"; {fix}" for mark, fix in _FIXES if mark in str(error)), "")
 
 

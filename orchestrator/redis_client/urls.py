@@ -207,7 +207,7 @@ def _database(path: str, option: str) -> str:
         raise ValueError(f"it names two databases; write {_EXAMPLE}")
     db = path or option
     if db and not (db.isascii() and db.isdigit()):
-        raise ValueError(f"the database is no number; write {_EXAMPLE}")
+        raise ValueError(f"the database must be a number; write {_EXAMPLE}")
     return db
 
 
@@ -247,7 +247,7 @@ def parse_sentinel(url: str) -> SentinelUrl:
     if not service:
         raise ValueError(f"it names no service of the Sentinels; write {_SENTINEL.example}")
     if db and not db.isdigit():
-        raise ValueError(f"the database is no number; write {_SENTINEL.example}")
+        raise ValueError(f"the database must be a number; write {_SENTINEL.example}")
     return SentinelUrl(nodes, unquote(service), int(db or 0), **options)
 
 
@@ -282,7 +282,7 @@ def _node(text: str, kind: _Kind) -> NodeAddress:
     found = _NODE.fullmatch(text.strip())
     if found is None:
         fix = f"(percent-encode special characters of user and password); write {kind.example}"
-        raise ValueError(f"{kind.node} is no HOST:PORT {fix}")
+        raise ValueError(f"{kind.node} must be HOST:PORT {fix}")
     return found["host"].strip("[]"), int(found["port"] or kind.port)
 
 
@@ -299,5 +299,5 @@ def _named_options(query: str, names: tuple[str, ...]) -> dict[str, Any]:
         if name == "ssl_cert_reqs":
             options[name] = value.lower().removeprefix("cert_")  # Python's name is CERT_NONE
             if options[name] not in _CERTIFICATES:
-                raise ValueError(f"{name} is none of {', '.join(_CERTIFICATES)}")
+                raise ValueError(f"{name} is not one of {', '.join(_CERTIFICATES)}")
     return options

@@ -43,7 +43,7 @@ def app_settings(app: Celery, **given: Any) -> Settings:
         "broker_prefix", (conf.broker_transport_options or {}).get("global_keyprefix", "")
     )
     found = load_settings(**own)
-    # Where the app's TLS options are beside its URL, they do not reach the store.
+    # Where the app's TLS options are not in its URL, they do not reach the store.
     if found.redis_url is None and _REDIS.fullmatch(broker) and not conf.broker_use_ssl:
         found = load_settings(**own, redis_url=broker)
     return found

@@ -47,7 +47,7 @@ _PREFIX = re.compile(r"(?:[A-Za-z0-9._:/-]*[._:/-])?")
 _DATABASE = re.compile(r"(?<=[^/])/\d+(?=\?|$)")
 _NO_BROKER = (
     "a Redis Cluster cannot carry Celery's messages: set STEPFLEET_BROKER_URL to one Redis "
-    "beside it, or to RabbitMQ"
+    "without a cluster, or to RabbitMQ"
 )
 
 
@@ -157,8 +157,8 @@ class Settings(BaseSettings):
         if _PREFIX.fullmatch(given):
             return given
         raise ValueError(
-            f"{given!r} is no prefix: write letters, digits and . _ : / - with a sign at the end,"
-            " such as 'dev:'"
+            f"{given!r} is not a valid prefix: write letters, digits and . _ : / - with a sign at "
+            "the end, such as 'dev:'"
         )
 
     @field_validator("limits", mode="before")
@@ -253,10 +253,10 @@ def load_settings(**given: Any) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         raise ConfigurationError(f"settings: {explain_invalid(error)}") from None
-    except SettingsError as error:  # a variable whose text is no JSON; others are read as they are
+    except SettingsError as error:  # a variable with invalid JSON; others are read as they are
         name = re.search(r'field "(\w+)"', str(error))
         variable = f"STEPFLEET_{name[1].upper()}" if name else "a variable STEPFLEET_..."
-        raise ConfigurationError(f"{variable} is no JSON: correct it, or unset it") from None
+        raise ConfigurationError(f"{variable} is not valid JSON: correct it, or unset it") from None
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{Path(CONFIG_FILE).name}: {error}") from None
 
@@ -279,7 +279,7 @@ def _check_file(path: Path) -> None:
         return  # pydantic reads it again and reports the problem
     known = {*Settings.model_fields, AGENTS}
     if unknown := sorted(set(table) - known):
-        msg = f"{path.name}: {unknown[0]!r} is no setting{meant(unknown[0], known)}"
+        msg = f"{path.name}: {unknown[0]!r} is not a setting{meant(unknown[0], known)}"
         raise ConfigurationError(msg)
 
 

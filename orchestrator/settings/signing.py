@@ -36,7 +36,7 @@ class SigningKeys:
             return False
         try:
             signed = _signed(task, queue, args)
-        except (TypeError, ValueError):  # no JSON data: nobody can have signed it
+        except (TypeError, ValueError):  # not JSON data: nobody can have signed it
             return False
         return any(hmac.compare_digest(_digest(key, signed), signature) for key in self.keys)
 

@@ -67,7 +67,7 @@ class GrantRequest:
         }
 
     def after(self, ended: Operation) -> Operation:
-        """Return the operation `try` behind a call of another model, which `ended` settles."""
+        """Return the operation `try` after a call of another model, which `ended` settles."""
         return self.operation("try") | {"ended": ended}
 
 
@@ -170,7 +170,7 @@ class Grant:
 
     @classmethod
     def loaded(cls, text: str | None) -> "Grant | None":
-        """Return what the script has stored; None for nothing, or what is no grant."""
+        """Return what the script has stored; None for anything but a grant."""
         with suppress(ValueError, KeyError, TypeError, AttributeError):
             stored = orjson.loads(text or "{}")
             return cls(
@@ -254,7 +254,7 @@ class AdmissionCalls(Gateway):
 
 
 def _encoded(operations: Sequence[Operation]) -> str:
-    """Return operations as the script reads them; one that cannot be written says so instead."""
+    """Return operations as the script reads them; those that cannot be written say so instead."""
     try:
         return orjson.dumps(operations).decode()
     except TypeError:
@@ -270,7 +270,7 @@ def _sound(operation: Operation) -> Operation:
 
 
 def _since(place: str | None) -> int:
-    """Return since when a run waits by its place, in ms; -1 for none, or what is no place."""
+    """Return since when a run waits by its place, in ms; -1 if it has none."""
     with suppress(ValueError, IndexError):
         return int(place.split(" ", 2)[1]) if place else -1
     return -1

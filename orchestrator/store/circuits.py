@@ -17,7 +17,7 @@ from stepfleet.orchestrator.store.lua import run_script
 LONGEST_PAUSE = 60.0
 """Seconds between probes, at most."""
 KNOWN_SECONDS = 15.0
-"""A closed circuit is known for so long, until every worker has seen that."""
+"""How long a closed circuit is known, until every worker has seen that."""
 PAGE = 200
 _SHOWN = 200
 
@@ -59,7 +59,7 @@ class ServiceOutage(Record):
         """Return it in words."""
         many = "1 run waits" if self.waiting == 1 else f"{self.waiting} runs wait"
         reason = self.reason if len(self.reason) <= _SHOWN else f"{self.reason[:_SHOWN]}…"
-        return f"{self.service} is out: {many} for it and go on by themselves ({reason})"
+        return f"{self.service} is out: {many} for it and continue by themselves ({reason})"
 
 
 class Circuits(Gateway):

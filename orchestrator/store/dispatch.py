@@ -288,7 +288,7 @@ class Dispatch:
             try:
                 declared = connection.default_channel.queue_declare(self.queue, passive=True)
             except ChannelError as error:
-                # An empty list is no key in Redis, and kombu then knows no queue of that name.
+                # Redis drops the key of an empty list, and kombu then knows no queue of that name.
                 if str(error.reply_code) != _NO_SUCH_QUEUE:
                     raise
                 return 0
@@ -344,7 +344,7 @@ def kombu_url(url: str) -> str:
     known = {scheme, scheme.partition("+")[0]} & TRANSPORT_ALIASES.keys()
     if not (known or "." in scheme or url.startswith(_OURS)):
         msg = (
-            "the broker's URL begins with no transport that kombu knows: write redis://, rediss://,"
+            "kombu does not know the transport of the broker's URL: write redis://, rediss://,"
             " sentinel:// or amqp:// (RabbitMQ)"
         )
         raise ConfigurationError(msg)
@@ -355,7 +355,7 @@ def kombu_url(url: str) -> str:
 
 
 def kombu_conf(url: str, prefix: str = "") -> dict[str, Any]:
-    """Return the Celery settings that a broker needs beside its URL.
+    """Return the Celery settings that a broker needs besides its URL.
 
     `prefix` begins the keys of a Redis; other brokers have none.
 
@@ -389,4 +389,4 @@ def sentinels_of(url: str) -> SentinelUrl:
     try:
         return parse_sentinel(url)
     except ValueError as error:
-        raise ConfigurationError(f"the broker's URL is no usable address: {error}") from None
+        raise ConfigurationError(f"the broker's URL cannot be used: {error}") from None

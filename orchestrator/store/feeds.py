@@ -1,6 +1,6 @@
 """Streamed text, and the feeds of a store: one per shard, pointing to events for broadcasts.
 
-Switched on by workers that broadcast; scripts then add a pointer behind each write of events.
+Switched on by workers that broadcast; scripts then add a pointer after each write of events.
 An outlet (one webhook, one pub/sub server) has its place in each feed, kept here as well, and
 one owner at a time.
 """
@@ -51,7 +51,7 @@ class Chunks(Gateway):
         await self._connection.execute_all(*commands)
 
     async def read(self, run_id: str, after: str = "0") -> tuple[list[dict[str, Any]], str]:
-        """Return the chunks behind the position `after`, and the position to go on from."""
+        """Return the chunks after the position `after`, and the position to go on from."""
         entries = await self._connection.execute(
             "XRANGE", self._key(run_id), f"({after}" if after != "0" else "-", "+", "COUNT", 500
         )
@@ -85,9 +85,9 @@ class FeedPosition:
 
 @dataclass(frozen=True, slots=True)
 class FeedPage:
-    """Envelopes of one feed in order, the place behind them, and how many writes were missed.
+    """Envelopes of one feed in order, the place after them, and how many writes were missed.
 
-    A write is missed where an outlet stood still for so long that its pointer or the run's
+    A write is missed where an outlet stood still until its pointer or the run's
     events are gone.
     """
 

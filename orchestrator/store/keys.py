@@ -45,15 +45,15 @@ def _tag(prefix: str, shard: int) -> str:
 
 
 def _encoded(given: str) -> bytes:
-    """Return an id's bytes. Raises `ConfigurationError` for what is no text of valid UTF-8."""
+    """Return an id's bytes. Raises `ConfigurationError` unless it is text in valid UTF-8."""
     try:
         return str.encode(given)
     except TypeError:
         kind = type(given).__name__
-        raise ConfigurationError(f"the id is of type {kind}; write text, as str(id)") from None
+        raise ConfigurationError(f"the id is of type {kind}; write text, such as str(id)") from None
     except UnicodeEncodeError:
         shown = ascii(given[:50])
-        raise ConfigurationError(f"the id {shown} is no valid text; copy it once more") from None
+        raise ConfigurationError(f"the id {shown} is not valid text; copy it again") from None
 
 
 @dataclass(frozen=True, slots=True)

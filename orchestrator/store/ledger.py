@@ -135,7 +135,7 @@ class Ledger(Gateway):
             for (day, _), (stored, lines) in zip(places, found, strict=True):
                 for row in _rows(day, stored, lines):
                     yield row
-                await asyncio.sleep(0)  # what waits beside it has its turn
+                await asyncio.sleep(0)  # other tasks have their turn
 
     async def rows_of(
         self, names: Collection[str], days: int

@@ -111,7 +111,7 @@ def short_of(why: str) -> str:
 
 
 def raised_by(waits_for: str) -> str:
-    """Return how those go on that wait for this; nothing where it is no budget."""
+    """Return how those go on that wait for this; nothing if it is not a budget."""
     shown, _, name = waits_for.partition(" of ")
     field = shown.replace(" ", "_")
     return f"{RAISE}{raising(name, field)}" if field in FIELDS.values() else ""
@@ -195,7 +195,7 @@ def _learned(limit: Limit | None, known: Mapping[str, Any]) -> dict[str, float]:
 
 
 class LimitState(Record):
-    """What happens under one limit: `waiting` runs are in its line, for `waits_for`.
+    """The state of one limit: `waiting` runs are in its line, for `waits_for`.
 
     Nobody calls under it for `cool_seconds` more. `in_flight` calls are under way, `refused` have
     got a 429 so far.
@@ -251,11 +251,11 @@ class LimitStore(Gateway):
         self._parsed: dict[str, tuple[str, Limit | None]] = {}
 
     async def version(self) -> str:
-        """Return what changes with every change of a limit; "" where none was ever set."""
+        """Return a version that every change of a limit changes; "" if none was ever set."""
         return await self._connection.execute("HGET", self._limits, VERSION) or ""
 
     async def read(self) -> tuple[str, dict[str, Limit]]:
-        """Return the version and the limits. Raises `StoreError`, also for what is no limit."""
+        """Return the version and the limits. Raises `StoreError`, also for an invalid one."""
         version, stored = await self._texts()
         limits = {}
         for name, text in sorted(stored.items()):
@@ -377,7 +377,7 @@ class LimitStore(Gateway):
         return str(following), list(dict(found))
 
     async def use(self) -> list[LimitUse]:
-        """Return what is used of each limit, by name. Raises `StoreError` as `read` does."""
+        """Return the use of each limit, by name. Raises `StoreError` as `read` does."""
         _, limits = await self.read()
         execute = self._connection.execute
         stored = dict(await execute("HGETALL", self._state))
@@ -428,13 +428,13 @@ class LimitStore(Gateway):
         return _names(run_ids, places)
 
     async def states(self, names: Sequence[str]) -> tuple[LimitState, ...]:
-        """Return what happens under these limits. Raises `StoreError`."""
+        """Return the state of these limits. Raises `StoreError`."""
         execute = self._connection.execute
         sizes = await execute("ZMSCORE", self._lines, *names) if names else []
         return await self._states(names, [int(float(one or 0)) for one in sizes])
 
     async def states_of_all(self, most: int = MEASURED) -> tuple[LimitState, ...]:
-        """Return what happens under the limits that are set, without those `*` stands for."""
+        """Return the state of the limits that are set, without those `*` stands for."""
         return await self.states((await self.names())[:most])
 
     async def wait_of(self, run_id: str) -> LimitWait | None:
@@ -505,7 +505,7 @@ def _marks(text: str | None) -> dict[str, int]:
 def _read(name: str, text: str) -> Limit:
     stored = orjson.loads(text)
     if not isinstance(stored, dict):
-        raise TypeError(f"limit {name!r} is no table of fields")
+        raise TypeError(f"limit {name!r} must be a table of fields")
     # A later release may know more fields; the script reads them all.
     fields = {field: stored[field] for field in Limit.model_fields if field in stored}
     says_something = fields.keys() - {"burst", "on_budget"}

@@ -94,7 +94,7 @@ def scripts() -> frozenset[str]:
 
 @cache
 def source(name: str) -> str:
-    """Return the text of the script `name`, behind the parts that it shares with others."""
+    """Return the text of the script `name`, after the parts that it shares with others."""
     shared: tuple[str, ...] = ("ledger", "common")
     if name in ADMISSION:
         shared = ("levels", "budgets", "learning", "blocked", "lines", "repairs")
@@ -120,7 +120,7 @@ def digest(name: str) -> str:
 
 
 ScriptCall = tuple[Any, ...]
-"""The arguments of `run_script` behind the connection: a script's name, its keys, its arguments."""
+"""The arguments of `run_script` after the connection: a script's name, its keys, its arguments."""
 
 
 def loaded(name: str, keys: Sequence[str], *args: Any) -> tuple[Any, ...]:
@@ -166,7 +166,7 @@ def flat(fields: Mapping[str, Any]) -> list[Any]:
 
 
 def detail_of(reply: Sequence[Any]) -> str:
-    """Return the detail behind the first word of a script's reply; '' where there is none."""
+    """Return the detail after the first word of a script's reply; '' where there is none."""
     return str(reply[1]) if len(reply) > 1 else ""
 
 
@@ -184,7 +184,7 @@ class RunScripts:
     queue: str | None = None
 
     async def run(self, name: str, run_id: str, /, *args: Any, **fields: Any) -> Any:
-        """Run a script with these arguments and, behind them, names and values of fields."""
+        """Run a script with these arguments and, after them, names and values of fields."""
         return await run_script(self.connection, *self.call(name, run_id, *args, **fields))
 
     def call(

@@ -38,7 +38,7 @@ class SweepPace:
             at += len(group)
 
     async def send(self, calls: Sequence[ScriptCall], items: int | None = None) -> list[Any]:
-        """Return the replies to calls for so many items (default: one each), which travel together.
+        """Return the replies to calls for `items` (default: one each), which travel together.
 
         A call that fails, as where a server has lost its scripts, is made again by itself. Raises
         as `run_script` does.

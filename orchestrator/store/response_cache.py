@@ -51,10 +51,10 @@ class CacheEntries(Gateway):
     async def drop(self, key: str) -> int:
         """Drop one entry; return 1, or 0 where there was none.
 
-        Raises `ConfigurationError` for text that is no key.
+        Raises `ConfigurationError` for an invalid key.
         """
         if not _KEY.fullmatch(key):
-            msg = f"{key[:80]!r} is no key of a cached answer; a step has it in `cache.key`"
+            msg = f"{key[:80]!r} is not the key of a cached answer; a step has it in `cache.key`"
             raise ConfigurationError(msg)
         return int(await self._run(self._part_of(key), "drop", key))
 

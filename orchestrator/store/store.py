@@ -42,7 +42,7 @@ from stepfleet.orchestrator.store.keys import Keys
 from stepfleet.orchestrator.store.ledger import Ledger
 from stepfleet.orchestrator.store.limits import LimitStore
 from stepfleet.orchestrator.store.response_cache import CacheEntries
-from stepfleet.orchestrator.store.runs.asks import Asks
+from stepfleet.orchestrator.store.runs.approvals import ApprovalStore
 from stepfleet.orchestrator.store.runs.control import Control, Purging
 from stepfleet.orchestrator.store.runs.links import Dependents, Links
 from stepfleet.orchestrator.store.runs.listing import RunLists
@@ -128,9 +128,9 @@ class Store(Opened):
         return Purging(self, self.batches)
 
     @cached_property
-    def approvals(self) -> Asks:
+    def approvals(self) -> ApprovalStore:
         """Calls that wait for people."""
-        return Asks(self, self.calls)
+        return ApprovalStore(self, self.calls)
 
     @cached_property
     def batches(self) -> Batches:
@@ -332,9 +332,7 @@ class _FirstContact:
         except exceptions.ResponseError as error:
             if "cluster support disabled" not in str(error):
                 raise
-            msg = (
-                "the Redis that STEPFLEET_REDIS_URL names is no cluster; write redis://HOST:PORT/0"
-            )
+            msg = "the Redis that STEPFLEET_REDIS_URL names is not a cluster; write redis://HOST:PORT/0"
             raise ConfigurationError(msg) from None
 
 
@@ -409,7 +407,7 @@ async def _shards(client: Redis | _FirstContact, settings: Settings) -> int:
         stored = await client.get(key)
     shards = int(stored) if stored and stored.isdigit() else 0
     if not 1 <= shards <= LARGEST_SHARDS:
-        msg = f"key {key!r} holds {stored!r}; this is no store of Stepfleet: name another"
+        msg = f"key {key!r} holds {stored!r}; this is not a store of Stepfleet: name another"
         raise ConfigurationError(msg)
     if shards != settings.shards and "shards" in settings.model_fields_set:
         msg = (

@@ -66,7 +66,7 @@ class ToolOptions:
     strict modes take; by default OpenAI's and Azure's models do so for such schemas.
     With `approval` a call waits, without a slot, until a person approves or denies it; a function,
     plain or coroutine, is given the `ToolInvocation` with the arguments and returns whether that
-    call needs it. Behind `approval_timeout` seconds `approval_default` is the decision: "deny" (as
+    call needs it. After `approval_timeout` seconds `approval_default` is the decision: "deny" (as
     without it) or "approve".
     """
 

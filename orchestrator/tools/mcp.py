@@ -66,7 +66,7 @@ def mcp_server(  # noqa: PLR0913 - one argument per setting of a server
     """Return a source of tools for `Agent(tools=[...])`: an MCP server that workers reach.
 
     `command` starts it on each worker, `url` is its address (streamable HTTP); give one of them.
-    `env` names the worker's environment variables that the command gets beside PATH, HOME and the
+    `env` names the worker's environment variables that the command gets besides PATH, HOME and the
     like; `header_env` maps HTTP headers to the variables that hold their values. `cwd` is the
     command's working directory.
 

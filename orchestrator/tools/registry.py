@@ -72,7 +72,7 @@ class ToolRegistry:
         tool = as_tool(given)
         if tool.name in self._tools:
             raise ConfigurationError(
-                f"tool {tool.name!r} is there twice; give one of them another name"
+                f"tool {tool.name!r} appears twice; give one of them another name"
             )
         self._set_tools({**self._tools, tool.name: tool})
         return tool
@@ -131,7 +131,7 @@ class ToolRegistry:
     def _add_server(self, server: McpServer) -> None:
         if any(one.name == server.name for one in self.servers):
             raise ConfigurationError(
-                f"MCP server {server.name!r} is there twice; give one of them another name"
+                f"MCP server {server.name!r} appears twice; give one of them another name"
             )
         self.servers = (*self.servers, server)
 

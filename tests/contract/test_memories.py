@@ -108,5 +108,5 @@ async def test_what_is_no_vector_is_refused(vectors: list[list[float]]) -> None:
     async def embed(_: Sequence[str]) -> list[list[float]]:
         return vectors
 
-    with pytest.raises(AgentMemoryError, match="embed returned"):
+    with pytest.raises(AgentMemoryError, match="embed must return"):
         await VectorMemory(embed).add("one")

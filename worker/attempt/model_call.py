@@ -96,7 +96,7 @@ async def call_model(
     ask = behind_circuit(step, agent, agent.call_for(claim, made_by(step)))
     response, sent = await first_answer(request, claim.config.models, ask, pruned)
     response = counted(response, sent, ports.tokens(sent.model))
-    # The size that a fallback takes is no limit of the model that is called first.
+    # The size that a fallback takes does not limit the model that is called first.
     if sent.messages is not request.messages and sent.model == request.model:
         remembered = _with_limit(claim, remembered, sent, ports)
     ports.crash("after-reply")
@@ -195,7 +195,7 @@ def broken_off(by: Interruption, step: StepContext) -> Failed | Interrupted:
     if not by.from_outside:
         return Interrupted(step.span, by, unsent=called is None, spent=spent)
     message = _FROM_OUTSIDE[by]
-    log.warning("step %d of run %s was broken off: %s", claim.number, claim.run_id, message)
+    log.warning("step %d of run %s was interrupted: %s", claim.number, claim.run_id, message)
     error = ErrorInfo(type=ErrorType.TIMEOUT, code="TIMEOUT_ERROR", message=message, retryable=True)
     return Failed(
         step.span,

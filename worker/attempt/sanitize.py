@@ -45,7 +45,7 @@ def storable(response: LLMResponse, *, parsed: bool = False) -> LLMResponse:
     No text at all is an empty one.
     Of calls there are no more than a step executes; an error answers the surplus. Counts of
     tokens that cannot be are none.
-    A call that is not valid is not mended but answered with an error: its tool must not run with
+    A call that is not valid is not repaired but answered with an error: its tool must not run with
     other arguments than the model gave.
     """
     changes = _within_bounds(response)
@@ -66,7 +66,7 @@ def storable(response: LLMResponse, *, parsed: bool = False) -> LLMResponse:
 
 
 def _within_bounds(response: LLMResponse) -> dict[str, Any]:
-    """Return the texts and the reasoning that cannot be stored as they are, mended."""
+    """Return the texts and the reasoning that cannot be stored as they are, repaired."""
     changes: dict[str, Any] = {}
     for name in _TEXTS:
         given = getattr(response, name)

@@ -1,4 +1,4 @@
-"""Limits how many steps of a process work at once, beside those that wait for something else.
+"""Limits how many steps of a process work at once, apart from those that wait for something.
 
 Where a thousand answers arrive together, a process that handles all of them before it commits one
 sends all calls of the next round at its end, and is idle until they are answered. So an answer
@@ -15,7 +15,7 @@ from collections import deque
 MOST = 64
 """Enough to fill the round trips to Redis, and over in less than a tenth of a second."""
 STUCK_SECONDS = 0.5
-"""Without progress for so long (a master of a cluster may be away), others are let in."""
+"""Without progress for this time (a master of a cluster may be away), others are let in."""
 
 
 class ConcurrencyLimiter:

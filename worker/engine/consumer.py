@@ -33,7 +33,7 @@ REQUESTS_LOG = "celery.worker.request"
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 3.0
 STEADY_SECONDS = 5.0
-"""A connection that lasted so long was a good one: the next pause begins small again."""
+"""A connection that lasted this long was good: the next pause begins small again."""
 
 EVENTS_PER_BUNDLE = 500
 

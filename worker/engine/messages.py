@@ -78,13 +78,13 @@ def _named(names: tuple[str, ...], args: Sequence[Any], kwargs: dict[str, Any]) 
 
 def _run_id(given: Any) -> str:
     if not isinstance(given, str) or not 0 < len(given) <= LONGEST_ID:
-        raise Inadmissible(f"run_id is no text of 1 to {LONGEST_ID} characters")
+        raise Inadmissible(f"run_id must be text of 1 to {LONGEST_ID} characters")
     if not given.isascii() and not is_unicode(given):
-        raise Inadmissible("run_id holds a lone surrogate, which is no valid Unicode")
+        raise Inadmissible("run_id holds a lone surrogate, which is not valid Unicode")
     return given
 
 
 def _number(name: str, given: Any) -> int:
     if not isinstance(given, int) or isinstance(given, bool) or not 0 <= given < HIGHEST:
-        raise Inadmissible(f"{name} is no whole number from 0 below {HIGHEST}")
+        raise Inadmissible(f"{name} must be an integer from 0 below {HIGHEST}")
     return given

@@ -1,4 +1,4 @@
-"""Limits the tasks that a worker accepts beside its own two: Celery's, and the user's own.
+"""Limits the tasks that a worker accepts besides its own two: Celery's, and the user's own.
 
 Celery registers tasks in every app (`celery.group`, `celery.chord` and others). Their arguments
 name tasks and queues, so a message for one makes a worker publish whatever a stranger wrote.
@@ -150,11 +150,11 @@ def limit_tasks(app: Celery, gate: SignatureCheck | None, put_aside: PutAside) -
     give_threads(app)
     if theirs:
         rule = "their messages must be signed" if gate else "anybody who can publish may start them"
-        log.info("this worker takes tasks beside the fleet's (%s): %s", rule, ", ".join(theirs))
+        log.info("this worker also takes tasks of others (%s): %s", rule, ", ".join(theirs))
 
 
 def give_threads(app: Celery) -> None:
-    """Let the tasks of the app's user run beside the event loop, where the pool has one."""
+    """Let the tasks of the app's user run off the event loop, where the pool has one."""
     for name, task in app.tasks.items():
         if name not in (TASK, TOOL_TASK) and not name.startswith(CELERYS):
             give_thread(task)

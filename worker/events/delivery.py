@@ -1,6 +1,6 @@
 """Delivers the events of the feeds to one sink: in order, at least once, by one worker at a time.
 
-Runs beside the steps and never in them. A sink that is slow or away delays no other; the events
+Runs in the background, never in a step. A sink that is slow or away delays no other; the events
 that it missed are delivered when it is back, by the worker that owns it then.
 """
 

@@ -1,4 +1,4 @@
-"""Calls an agent's subscribers and broadcasters beside its steps: in order, one after the other.
+"""Calls an agent's subscribers and broadcasters in the background: in order, one after the other.
 
 No step waits for them. Calls that find the queue full are dropped and counted.
 """

@@ -1,4 +1,4 @@
-"""Publishes a step's start, its text and its tools' starts while they happen, beside the steps.
+"""Publishes a step's start, its text and its tools' starts while they happen, in the background.
 
 A call only appends to a list. One task per process sends what is gathered, a round trip at a time:
 while Redis is slow, chunks grow longer instead of waiting in a queue. Knows no provider.

@@ -174,7 +174,7 @@ class Leases:
     async def complete(
         self, work: Coroutine[Any, Any, _T], then: Callable[[], Coroutine[Any, Any, object]]
     ) -> _T:
-        """Return what `work` returns; if it is cancelled, `then` is made to the end beside."""
+        """Return what `work` returns; if it is cancelled, `then` is still made to its end."""
         try:
             return await work
         except asyncio.CancelledError:
@@ -184,7 +184,7 @@ class Leases:
             raise
 
     async def settle(self, seconds: float) -> None:
-        """Return when all writes of cancelled attempts are made, or after so many seconds."""
+        """Return when all writes of cancelled attempts are made, or after `seconds`."""
         if self._writes:
             await asyncio.wait(set(self._writes), timeout=seconds)
 

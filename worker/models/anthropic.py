@@ -286,7 +286,7 @@ def _has_marks(
 ) -> bool:
     """Return whether the user has chosen what is cached.
 
-    The service takes four marks in all, and none of an hour behind a shorter one.
+    The service takes four marks in all, and none of an hour after a shorter one.
     """
     given = (system, turns, *map(extra_body.get, _PARTS))
     return _MARKED in extra_body or any(map(_are_marked, given))
@@ -406,7 +406,7 @@ def usage_of(usage: Any) -> UsageStats | None:
 
 _ENDINGS = ("stop_reason", "stop_sequence", "stop_details")
 _BEHIND = 10**9
-"""Where blocks stand whose index another one has: behind all others."""
+"""Where blocks stand whose index another one has: after all others."""
 _MOST_COUNTS = 100
 """Fields of a usage that are kept: more than there are."""
 _UNREAD = {"image": "an image", "document": "a document", "container_upload": "a file"}
@@ -535,7 +535,7 @@ class StreamedMessage:
     def _whole(self, index: int) -> dict[str, Any]:
         block = dict(self._blocks[index])
         for field in _PIECES.values():
-            # Empty pieces are no arguments: those that the block began with stay.
+            # Empty pieces are not arguments: those that the block began with stay.
             if text := "".join(self._pieces.get((index, field), ())):
                 name = "input" if field == "partial_json" else field
                 block[name] = text if name == "input" else word(block.get(name)) + text

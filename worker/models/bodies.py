@@ -37,7 +37,7 @@ def read_json(data: bytes) -> Any:
     """Return the value of `data`; whole numbers of up to 4,300 digits are exact.
 
     NaN and infinities are those of `float`, as are longer numbers; lone surrogates stay in texts.
-    Raises `orjson.JSONDecodeError` where it is no JSON, and where it may have far more values than
+    Raises `orjson.JSONDecodeError` where it is not JSON, and where it may have far more values than
     an answer has.
     """
     if len(data) > MOST_SIGNS and sum(map(data.count, _SIGNS)) > MOST_SIGNS:
@@ -66,7 +66,7 @@ def _read_leniently(data: bytes, why: str) -> Any:
     why = constants[0] if constants else why
     if (left_out := _equals.left_out(why)) is not None:
         more = f" ({left_out} more like it were not logged)" if left_out else ""
-        log.warning("a service's answer is no standard JSON (%s), and is read%s", why, more)
+        log.warning("a service's answer is not standard JSON (%s), and is read%s", why, more)
     return value
 
 
@@ -151,7 +151,7 @@ def broken_off(reason: str) -> ModelError:
 def blocked(reason: str, words: str = "") -> ModelError:
     """Return the failure of a prompt, or an answer, that its service withheld: without any text.
 
-    `reason` is the service's word for it, `words` are what it says beside it: neither is the
+    `reason` is the service's word for it, `words` are what it says with it: neither is the
     model's answer.
     """
     said = words.strip()[:_LONGEST_WORDS] or "no answer was given"
@@ -281,7 +281,7 @@ def usage_within(
 ) -> UsageStats:
     """Return the token counts of one call, of a service whose prompt and completion are whole.
 
-    Some count reasoning (xAI, Gemini) or their prompt cache (gateways to Anthropic) beside them:
+    Some count reasoning (xAI, Gemini) or their prompt cache (gateways to Anthropic) next to them:
     `total` shows it, or that the part is larger than the whole, where the cache `may_be_apart`.
     """
     beside = 0 if total is None else total - prompt - completion
@@ -357,7 +357,7 @@ def partial_usage(usage: Any) -> UsageStats | None:
 def with_counts(answer: LLMResponse, given: Any) -> LLMResponse:
     """Return an answer whose usage is `partial_usage` where a count of the report is missing.
 
-    So is a zero beside text or calls: servers that count nothing report it. `given` is the report.
+    So is a zero with text or calls: servers that count nothing report it. `given` is the report.
     """
     usage = answer.usage
     if usage is None:

@@ -22,7 +22,7 @@ CONNECT_SECONDS = 10.0
 _KEEPALIVE_SECONDS = 30.0
 _DNS_SECONDS = 60
 STALE_SECONDS = 1.0
-"""A kept connection that ends so soon behind a request, without a byte, had ended before it."""
+"""A kept connection that ends so soon after a request, without a byte, had ended before it."""
 _LONGEST_LINE = 64 * 1024
 """Bytes of a line in the head of an answer."""
 _MOST_HEADERS = 1024

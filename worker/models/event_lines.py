@@ -47,7 +47,7 @@ async def plain(parts: AsyncIterator[bytes], label: str) -> AsyncIterator[bytes]
 
 
 class _Unpacking:
-    """Unpacks the members of a compressed body, one behind the other."""
+    """Unpacks the members of a compressed body, one after the other."""
 
     def __init__(self, bits: int) -> None:
         self._bits = bits
@@ -158,7 +158,7 @@ class EventLines:
             self._bare.append(line)
 
     def _bare_failure(self) -> Iterator[bytes]:
-        """Yield the error that a server wrote between events: Gemini's are no event."""
+        """Yield the error that a server wrote between events: Gemini's are not events."""
         data = b"\n".join(self._bare)
         self._bare.clear()
         try:

@@ -324,7 +324,7 @@ def _audio(details: Any) -> int:
 
 _HEAD = ("modelVersion", "promptFeedback", "responseId")
 _PIECES = {"candidates", "usageMetadata", *_HEAD}
-"""What an event that is no failure has one of."""
+"""Every event but a failure has one of these."""
 
 
 class StreamedContent:
@@ -348,7 +348,7 @@ class StreamedContent:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of interest follows: usage may come behind the finish reason."""
+        """Whether nothing of interest follows: usage may come after the finish reason."""
         return self._is_closed or self.error is not None
 
     @property

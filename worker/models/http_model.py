@@ -33,7 +33,7 @@ from stepfleet.worker.models.event_lines import EventLines, plain
 from stepfleet.worker.models.tokens import Tokens
 
 _LARGE = 256 * 1024
-"""Bodies from so many bytes on are signed on a thread."""
+"""Bodies of at least this many bytes are signed on a thread."""
 
 
 class Signer:
@@ -112,7 +112,7 @@ RESPONSE_LIMIT = 16 * 1024 * 1024
 """Largest answer that is read, in bytes."""
 
 LARGE_ANSWER = 64 * 1024
-"""Answers from so many bytes on are read on a thread: hostile ones take seconds."""
+"""Answers of at least this many bytes are read on a thread: hostile ones take seconds."""
 
 _REQUEST_IDS = (
     "x-request-id", "request-id", "x-amzn-requestid", "apim-request-id", "responseId",
@@ -121,7 +121,7 @@ _LONGEST_ID = 128
 _ERROR_LIMIT = 64 * 1024
 _READ_OUT_SECONDS = 0.25
 GRACE_SECONDS = 2.0
-"""For so long more of a stream is awaited whose answer is finished: its usage, and its end."""
+"""How long more of a stream is awaited whose answer is finished: its usage, and its end."""
 _SUCCESS = 2  # hundred and something
 _BROKEN = (aiohttp.ClientError, OSError)
 R = TypeVar("R")
@@ -149,7 +149,7 @@ class Cutter(Protocol):
     def feed(self, chunk: bytes) -> list[bytes]:
         """Take the next bytes and return every event that they complete.
 
-        Raises `ModelError` for bytes that are no such stream.
+        Raises `ModelError` for bytes that are not such a stream.
         """
 
     def end(self) -> list[bytes]:
@@ -519,7 +519,7 @@ async def _begin(parts: AsyncIterator[bytes]) -> bytes:
 
 
 async def _following(parts: AsyncIterator[bytes], until: float | None) -> bytes | None:
-    """Return the next bytes of a stream, None behind its last.
+    """Return the next bytes of a stream, None after its last.
 
     `until` is set where its answer is finished: what does not come by then is not missed.
     """

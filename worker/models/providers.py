@@ -61,7 +61,7 @@ class Watch(Protocol):
     """Learns of the limits of models, by their names."""
 
     def note_headers(self, limit: str, headers: Mapping[str, str], seconds: float) -> None:
-        """Note the headers of an answer over HTTP, which took so long."""
+        """Note the headers of an answer over HTTP, which took `seconds`."""
 
     def note_refusal(
         self,

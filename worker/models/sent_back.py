@@ -1,6 +1,6 @@
 """What a service must get back with an answer, besides what its protocol has. Pure.
 
-Gemini signs its calls. Behind Google's endpoint of chat completions the signature stands in
+Gemini signs its calls. After Google's endpoint of chat completions the signature stands in
 `extra_content`, behind LiteLLM in `provider_specific_fields` or in a long id, and what Claude
 thought in `thinking_blocks`. Kimi and DeepSeek refuse an answer with calls that comes back without
 the field of its reasoning, even an empty one. It is kept as reasoning of the model that gave it,
@@ -38,7 +38,7 @@ def model_at(service: str, model: str) -> str:
 def kept_of(
     message: Mapping[str, Any], calls: Any, by: str, *, apart: str = "", before: str = ""
 ) -> tuple[Block, ...]:
-    """Return the block of what goes back with an answer; nothing where `by` is no model.
+    """Return the block of what goes back with an answer; nothing unless `by` is a model.
 
     `calls` are those of the answer as they came, in their order, each with its `id`. `apart` is a
     field of reasoning that is kept by itself, where the answer has it; `before` is the thought that

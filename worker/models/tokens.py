@@ -102,13 +102,13 @@ def _function(endpoint: Endpoint) -> Callable[[], Any]:
         points = list(metadata.entry_points(group=ENTRY_POINTS, name=name))
         if not points:
             msg = (
-                f"{variable}: {name!r} is no entry point in {ENTRY_POINTS!r}; name one, or a "
+                f"{variable}: {name!r} is not an entry point in {ENTRY_POINTS!r}; name one, or a "
                 "function as module:name"
             )
             raise ModelSetupError(msg)
         found = points[0].load()
     if not callable(found):
-        raise ModelSetupError(f"{variable}: {name} is no function; name one that returns a token")
+        raise ModelSetupError(f"{variable}: {name} must be a function that returns a token")
     function: Callable[[], Any] = found
     return function
 

@@ -47,7 +47,7 @@ class ChildRuns:
             return await self._check(taken, header)
         tool = agent.tools.get(taken.call.name)
         if not isinstance(tool, AgentTool):
-            return await self._refuse(taken, "?", f"tool {tool.name!r} is no agent any more")
+            return await self._refuse(taken, "?", f"tool {tool.name!r} is not an agent any more")
         try:
             run = await self._new(taken, tool)
         except (ConfigurationError, ToolArgumentsError) as error:

@@ -69,7 +69,7 @@ async def keep_batches(store: Store, ended: asyncio.Event) -> None:
 
 
 async def _is_set(event: asyncio.Event, seconds: float) -> bool:
-    """Wait for the event so long, and clear it; return whether it was set."""
+    """Wait up to `seconds` for the event, then clear it; return whether it was set."""
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()

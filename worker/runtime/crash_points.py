@@ -68,7 +68,7 @@ def crash_points(environment: Mapping[str, str]) -> Visit:
         return unharmed
     name, _, nth = wanted.partition(":")
     if name not in (known := POINTS + LINK_POINTS):
-        raise ValueError(f"{VARIABLE}={wanted!r} is no crash point; use one of {', '.join(known)}")
+        raise ValueError(f"{VARIABLE}={wanted!r} is not a crash point; use {', '.join(known)}")
     by = signal.Signals[environment.get(BY, "SIGKILL")]
     once = environment.get(ONCE)
     visits = count(1)

@@ -218,5 +218,5 @@ def _work_in(message: str) -> Work:
         args, kwargs, _ = orjson.loads(base64.b64decode(envelope["body"]))
         task = envelope["headers"]["task"]
     except (ValueError, TypeError, KeyError) as error:
-        raise Inadmissible(f"it is no task message: {error!r}") from None
+        raise Inadmissible(f"it is not a task message: {error!r}") from None
     return work_in(task, args, kwargs)

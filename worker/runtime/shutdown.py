@@ -53,7 +53,7 @@ class Notice:
             os.write(self._ends[1], b"\0")
 
     def comes_within(self, seconds: float) -> bool:
-        """Wait for it, at most so long, in a thread that has no event loop."""
+        """Wait for it, at most `seconds`, in a thread that has no event loop."""
         return self._ends is not None and bool(select.select([self._ends[0]], [], [], seconds)[0])
 
     def connect(self, act: Callable[[], None]) -> None:

@@ -207,7 +207,7 @@ class ObservedToolbox(LocalToolbox):
             code = CANCELLED
             raise
         finally:
-            # A name that the model made up is no tool's: it would be a metric's label for ever.
+            # A name that the model made up stays out: it would be a metric's label for ever.
             name = call.name if call.name in tools else ""
             times = invocation.attempt
             attempt.calls.append(
@@ -362,7 +362,7 @@ class Instrumentation:
         calls: Callable[[], float],
         fleet: Callable[[], Awaitable[FleetFigures]],
     ) -> list[Coroutine[Any, Any, None]]:
-        """Return what runs beside the steps.
+        """Return what runs in the background.
 
         `steps` and `calls` return how many are held, `fleet` reads the figures of all workers.
         """

@@ -65,7 +65,7 @@ def enter_step(claim: Claim) -> None:
 
 
 _nodes: dict[int | None, str] = {}
-"""This worker's process id and name; the name of a pool's child has the child's id behind it."""
+"""This worker's process id and name; the name of a pool's child has the child's id after it."""
 _OWN = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "data"}
 """Attributes of every record; all others come from `extra`."""
 

@@ -1,4 +1,4 @@
-"""A scripted model, in process or behind real HTTP, for the tests of those who write agents.
+"""A scripted model, in process or over real HTTP, for the tests of those who write agents.
 
 `Scripted` runs an agent against a list of replies: the pytest fixture `scripted`. `ModelServer`
 speaks the protocols of the built-in providers, checks every conversation that it receives, and

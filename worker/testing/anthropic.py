@@ -11,13 +11,13 @@ from stepfleet.worker.testing.openai import answers as chat
 from stepfleet.worker.testing.openai.answers import calls_of, pieces_of
 from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.rate_limits import Standing
+from stepfleet.worker.testing.rate_limits import RateStanding
 from stepfleet.worker.testing.scenario import (
     JSON,
     REFUSED,
-    Answer,
     Fault,
     FaultKind,
+    HttpAnswer,
     Reply,
     Tagged,
     Usage,
@@ -181,9 +181,7 @@ def _assistant(blocks: list[dict[str, Any]], place: str) -> dict[str, Any]:
         if block["type"] == "thinking" and block["signature"] != signature(block):
             raise MisfitError(where, "Invalid `signature` in `thinking` block")
         if block["type"] in _THOUGHTS and calls:
-            why = (
-                "`thinking` or `redacted_thinking` blocks cannot be modified or moved behind calls"
-            )
+            why = "`thinking` or `redacted_thinking` blocks cannot be modified or moved after calls"
             raise MisfitError(where, why)
         if block["type"] == "tool_use":
             fit_id(block["id"], PLAIN_ID, f"{where}.tool_use.id")
@@ -226,7 +224,7 @@ _OVERLOADED = 529
 
 
 def too_long(tokens: int, window: int) -> str:
-    """Return why a prompt of so many tokens is refused."""
+    """Return why a prompt of that many tokens is refused."""
     return f"prompt is too long: {tokens} tokens > {window} maximum"
 
 
@@ -252,7 +250,7 @@ _REFUSALS: dict[FaultKind | str, tuple[int, str, str]] = {
 }  # fmt: skip
 
 
-def replying(request: RequestRecord, reply: Reply) -> Answer:
+def replying(request: RequestRecord, reply: Reply) -> HttpAnswer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
     usage = reply.usage if reply.send_usage else None
     message = _Message(reply, request, usage)
@@ -260,13 +258,13 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
     return chat.carrying(reply, usage, pieces=pieces, body=message.body)
 
 
-def refusing(violation: Violation) -> Answer:
+def refusing(violation: Violation) -> HttpAnswer:
     """Return the 400 that names what is wrong with the request."""
     answer = _error(REFUSED, HTTPStatus.BAD_REQUEST, "invalid_request_error", str(violation))
     return replace(answer, delay=0.0)
 
 
-def failing(fault: Fault, sound: Answer) -> Answer:
+def failing(fault: Fault, sound: HttpAnswer) -> HttpAnswer:
     """Return the answer of a fault; `sound` is the one that the request would have got."""
     if fault.kind in _REFUSALS:
         status, kind, message = _REFUSALS[fault.kind]
@@ -285,7 +283,7 @@ def failing(fault: Fault, sound: Answer) -> Answer:
     return chat.delayed(fault, failed)
 
 
-def limit_headers(standings: Mapping[str, Standing], _wait: float | None) -> dict[str, str]:
+def limit_headers(standings: Mapping[str, RateStanding], _wait: float | None) -> dict[str, str]:
     """Return the headers that show how a key stands to its limits."""
     headers: dict[str, str] = {}
     for kind, standing in standings.items():
@@ -396,7 +394,7 @@ def _event(kind: str, **fields: Any) -> bytes:
     return f"event: {kind}\ndata: ".encode() + exact_json.dumps({"type": kind, **fields}) + b"\n\n"
 
 
-def _error(outcome: str, status: int, kind: str, message: str) -> Answer:
+def _error(outcome: str, status: int, kind: str, message: str) -> HttpAnswer:
     error = {"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_1"}
     body = exact_json.dumps(error)
-    return Answer(outcome, status, (body,), length=len(body))
+    return HttpAnswer(outcome, status, (body,), length=len(body))

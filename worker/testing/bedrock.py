@@ -16,9 +16,9 @@ from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario import (
     REFUSED,
-    Answer,
     Fault,
     FaultKind,
+    HttpAnswer,
     Reply,
     Usage,
     marked,
@@ -185,7 +185,7 @@ def _check_blocks(blocks: list[dict[str, Any]], place: str, names: set[str]) -> 
         if document := block.get("document"):
             _check_name(document["name"], f"{where}.document.name", names)
     if ["document"] in kinds and ["text"] not in kinds and "toolResult" not in place:
-        raise MisfitError(place, "a document needs a text beside it")
+        raise MisfitError(place, "a document needs a text with it")
 
 
 def _check_name(name: str, place: str, names: set[str]) -> None:
@@ -293,21 +293,21 @@ _REFUSALS: dict[FaultKind | str, tuple[int, str, str]] = {
 }  # fmt: skip
 
 
-def replying(request: RequestRecord, reply: Reply) -> Answer:
+def replying(request: RequestRecord, reply: Reply) -> HttpAnswer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
     usage = reply.usage if reply.send_usage else None
-    message = _Message(reply, request, usage)
+    message = _ConverseMessage(reply, request, usage)
     pieces = message.frames() if request.streams else None
     return chat.carrying(reply, usage, pieces=pieces, body=message.body, content_type=FRAMES)
 
 
-def refusing(violation: Violation) -> Answer:
+def refusing(violation: Violation) -> HttpAnswer:
     """Return the 400 that names what is wrong with the request."""
     answer = _error(REFUSED, HTTPStatus.BAD_REQUEST, "ValidationException", str(violation))
     return replace(answer, delay=0.0)
 
 
-def failing(fault: Fault, sound: Answer) -> Answer:
+def failing(fault: Fault, sound: HttpAnswer) -> HttpAnswer:
     """Return the answer of a fault; `sound` is the one that the request would have got."""
     if fault.kind in _REFUSALS:
         status, kind, message = _REFUSALS[fault.kind]
@@ -325,7 +325,7 @@ def failing(fault: Fault, sound: Answer) -> Answer:
     return chat.delayed(fault, failed)
 
 
-def _failed(message: str, sound: Answer) -> Answer:
+def _failed(message: str, sound: HttpAnswer) -> HttpAnswer:
     if sound.length is None:
         body = exact_json.dumps({"message": message})
         last = frame("modelStreamErrorException", body, "exception")
@@ -363,7 +363,7 @@ def _header(name: str, value: str) -> bytes:
 
 
 @dataclass(frozen=True)
-class _Message:
+class _ConverseMessage:
     """A reply with the place in a conversation that it answers."""
 
     reply: Reply
@@ -436,8 +436,8 @@ def _event(kind: str, **fields: Any) -> bytes:
     return frame(kind, exact_json.dumps(fields))
 
 
-def _error(outcome: str, status: int, kind: str, message: str) -> Answer:
+def _error(outcome: str, status: int, kind: str, message: str) -> HttpAnswer:
     body = exact_json.dumps({"message": message})
     named = f"{kind}:http://internal.amazon.com/coral/com.amazon.bedrock/"
     headers = {"x-amzn-ErrorType": named}
-    return Answer(outcome, status, (body,), length=len(body), headers=headers)
+    return HttpAnswer(outcome, status, (body,), length=len(body), headers=headers)

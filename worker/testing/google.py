@@ -19,9 +19,9 @@ from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario import (
     EVENTS,
     REFUSED,
-    Answer,
     Fault,
     FaultKind,
+    HttpAnswer,
     Reply,
     Usage,
     name_of,
@@ -176,7 +176,7 @@ def _tool(declared: dict[str, Any]) -> dict[str, Any]:
 def _choice(config: dict[str, Any]) -> Any:
     calling = config.get("functionCallingConfig") or {"mode": "AUTO"}
     if calling.get("mode") not in _MODES:
-        raise MisfitError("toolConfig.functionCallingConfig.mode", "is no mode")
+        raise MisfitError("toolConfig.functionCallingConfig.mode", "is not a mode")
     named = calling.get("allowedFunctionNames")
     if named:
         return {"type": "function", "function": {"name": named[0]}}
@@ -184,7 +184,7 @@ def _choice(config: dict[str, Any]) -> Any:
 
 
 def too_long(tokens: int, window: int) -> str:
-    """Return why a prompt of so many tokens is refused."""
+    """Return why a prompt of that many tokens is refused."""
     return (
         f"The input token count ({tokens}) exceeds the maximum number of tokens allowed ({window})."
     )
@@ -210,7 +210,7 @@ _REFUSALS: dict[FaultKind | str, tuple[HTTPStatus, str, str]] = {
 }  # fmt: skip
 
 
-def replying(request: RequestRecord, reply: Reply) -> Answer:
+def replying(request: RequestRecord, reply: Reply) -> HttpAnswer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
     usage = reply.usage if reply.send_usage else None
     content = _Content(reply, request, usage)
@@ -218,13 +218,13 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
     return chat.carrying(reply, usage, pieces=pieces, body=content.whole)
 
 
-def refusing(violation: Violation) -> Answer:
+def refusing(violation: Violation) -> HttpAnswer:
     """Return the 400 that names what is wrong with the request."""
     answer = _error(REFUSED, HTTPStatus.BAD_REQUEST, "INVALID_ARGUMENT", str(violation))
     return replace(answer, delay=0.0)
 
 
-def failing(fault: Fault, sound: Answer) -> Answer:
+def failing(fault: Fault, sound: HttpAnswer) -> HttpAnswer:
     """Return the answer of a fault; `sound` is the one that the request would have got."""
     if fault.kind in (FaultKind.ERROR_EVENT, FaultKind.FAILED):
         why = fault.message or "The model is overloaded. Please try again later."
@@ -239,7 +239,7 @@ def failing(fault: Fault, sound: Answer) -> Answer:
     return chat.delayed(replace(fault, retry_after=None), failed)
 
 
-def _blocked(sound: Answer) -> Answer:
+def _blocked(sound: HttpAnswer) -> HttpAnswer:
     """Return the answer to a prompt that the service's filter refuses: 200, without candidates."""
     body: dict[str, Any] = {"promptFeedback": {"blockReason": "PROHIBITED_CONTENT"}}
     if sound.usage is not None:
@@ -324,10 +324,10 @@ class _Content:
 
 def _error(
     outcome: str, status: HTTPStatus, kind: str, message: str, wait: float | None = None
-) -> Answer:
+) -> HttpAnswer:
     error: dict[str, Any] = {"code": int(status), "message": message, "status": kind}
     if wait is not None:
         hint = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": f"{wait:g}s"}
         error["details"] = [hint]
     body = exact_json.dumps({"error": error})
-    return Answer(outcome, status, (body,), length=len(body))
+    return HttpAnswer(outcome, status, (body,), length=len(body))

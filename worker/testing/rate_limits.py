@@ -29,7 +29,7 @@ _ROUNDED = 1e-6
 
 @dataclass(frozen=True)
 class RateLimit:
-    """What each model and key may use in a minute; None is no limit.
+    """What each model and key may use in a minute; None means no limit.
 
     A bucket holds `burst` seconds of its rate, and at least one request or token. `in_flight`
     bounds the requests that are open at once. A request costs what its answer counts, and pays when
@@ -44,7 +44,7 @@ class RateLimit:
     in_flight: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no limit; raises `ValueError` that names the field."""
+        """Raise `ValueError` that names the field of an invalid limit."""
         for name, value in vars(self).items():
             given = value is not None or name == "burst"
             number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -65,7 +65,7 @@ class RateLimit:
 
 
 @dataclass(frozen=True)
-class Standing:
+class RateStanding:
     """How a model and key stand to one limit: what is left, and the seconds until all is back."""
 
     limit: float
@@ -80,7 +80,7 @@ class Admission:
     `wait` is the seconds until there is room.
     """
 
-    standings: Mapping[str, Standing]
+    standings: Mapping[str, RateStanding]
     refused: str = ""
     wait: float = 0.0
 
@@ -117,10 +117,10 @@ class _Account:
         lacking = min(cost, self.limit.capacity(kind)) - self.levels[kind]
         return lacking * _MINUTE / self.limit.rates[kind] if lacking > _ROUNDED else 0.0
 
-    def standings(self) -> dict[str, Standing]:
+    def standings(self) -> dict[str, RateStanding]:
         rates = self.limit.rates
         return {
-            kind: Standing(rate, max(self.levels[kind], 0.0), self.wait(kind, math.inf))
+            kind: RateStanding(rate, max(self.levels[kind], 0.0), self.wait(kind, math.inf))
             for kind, rate in rates.items()
         }
 

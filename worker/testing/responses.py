@@ -12,9 +12,9 @@ from stepfleet.worker.testing.openai.conversation import call_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario import (
     JSON,
-    Answer,
     Fault,
     FaultKind,
+    HttpAnswer,
     Reply,
     Tagged,
     Usage,
@@ -143,7 +143,7 @@ def _messages(items: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         if kind == "reasoning":
             continue
         if kind == "message" and item["role"] == "assistant":
-            if answer and answer["content"] is None:  # behind its calls, as proxies put it
+            if answer and answer["content"] is None:  # after its calls, as proxies put it
                 answer["content"] = _content(item["content"])
                 continue
             if answer:
@@ -190,7 +190,7 @@ _CREATED = 1_700_000_000
 _WHY = {"length": "max_output_tokens", "content_filter": "content_filter"}
 
 
-def replying(request: RequestRecord, reply: Reply) -> Answer:
+def replying(request: RequestRecord, reply: Reply) -> HttpAnswer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
     usage = reply.usage if reply.send_usage else None
     response = _Response(reply, request, usage)
@@ -198,7 +198,7 @@ def replying(request: RequestRecord, reply: Reply) -> Answer:
     return chat.carrying(reply, usage, pieces=pieces, body=response.body)
 
 
-def failing(fault: Fault, sound: Answer) -> Answer:
+def failing(fault: Fault, sound: HttpAnswer) -> HttpAnswer:
     """Return the answer of a fault; `sound` is the one that the request would have got."""
     if fault.kind in (FaultKind.ERROR_EVENT, FaultKind.FAILED):
         return chat.delayed(fault, _failed(fault, sound))
@@ -219,7 +219,7 @@ def too_long(_tokens: int, _window: int) -> str:
     )
 
 
-def _failed(fault: Fault, sound: Answer) -> Answer:
+def _failed(fault: Fault, sound: HttpAnswer) -> HttpAnswer:
     why = fault.message or "An error occurred while processing your request."
     error = {"code": "server_error", "message": why}
     response: dict[str, Any] = {

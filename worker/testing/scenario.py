@@ -48,10 +48,10 @@ class Latency:
     sigma: float = 0.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no duration; raises `ValueError`."""
+        """Raise `ValueError` unless all are durations."""
         bounds = (self.low, self.low if self.high is None else self.high, self.sigma)
         if not all(math.isfinite(one) and one >= 0 for one in bounds) or bounds[1] < bounds[0]:
-            raise ValueError(f"{self} is no latency: use seconds >= 0 and low <= high")
+            raise ValueError(f"{self} is not a latency: use seconds >= 0 and low <= high")
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -65,7 +65,7 @@ class Latency:
                 return cls(float(low), float(high))
             return cls(float(text))
         except ValueError as error:
-            raise ValueError(f"{text!r} is no latency ({error}); {_FORMS}") from None
+            raise ValueError(f"{text!r} is not a latency ({error}); {_FORMS}") from None
 
     def seconds(self, *request: object) -> float:
         """Return the seconds that the request with these identifying parts waits."""
@@ -179,7 +179,7 @@ class Ending(StrEnum):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """One answer: a body in pieces. `length` (bytes) is announced; None means chunked.
 
     `delay` and `pause` are the seconds before the first piece and between the pieces; a delay of
@@ -441,7 +441,7 @@ class Fault:
             object.__setattr__(self, "kind", FaultKind(self.kind))
         except ValueError:
             known = ", ".join(FaultKind)
-            raise ValueError(f"{self.kind!r} is no kind of fault; use one of: {known}") from None
+            raise ValueError(f"{self.kind!r} is not a kind of fault; use one of: {known}") from None
 
 
 @dataclass(frozen=True)

@@ -33,15 +33,15 @@ from stepfleet.worker.testing.responses import PATH as RESPONSES
 from stepfleet.worker.testing.responses import WIRE as RESPONSES_WIRE
 from stepfleet.worker.testing.rules import Rules, Said, as_rules
 from stepfleet.worker.testing.scenario import (
-    Answer,
     Ending,
     Fault,
     Faults,
+    HttpAnswer,
     Latency,
     Planned,
     name_of,
 )
-from stepfleet.worker.testing.service import RequestLog, Service, without_secrets
+from stepfleet.worker.testing.service import RequestLog, SimulatedService, without_secrets
 from stepfleet.worker.testing.wire import CHAT, MisfitError, Wire
 
 _KEYS = ("authorization", "x-api-key", "x-goog-api-key", "api-key")
@@ -49,7 +49,7 @@ _LONGEST_BODY = 32 * 1024 * 1024
 _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
-async def send(request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
+async def send(request: web.BaseRequest, answer: HttpAnswer) -> web.StreamResponse:
     """Send the answer and end the connection in its way.
 
     Raises `ConnectionError` where the client has gone.
@@ -70,7 +70,7 @@ async def send(request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
     return response
 
 
-async def _send_whole(request: web.BaseRequest, answer: Answer) -> web.StreamResponse:
+async def _send_whole(request: web.BaseRequest, answer: HttpAnswer) -> web.StreamResponse:
     response = web.Response(
         status=answer.status, body=b"".join(answer.pieces), headers=_headers(answer)
     )
@@ -80,7 +80,7 @@ async def _send_whole(request: web.BaseRequest, answer: Answer) -> web.StreamRes
 
 
 async def _send_pieces(
-    request: web.BaseRequest, response: web.StreamResponse, answer: Answer
+    request: web.BaseRequest, response: web.StreamResponse, answer: HttpAnswer
 ) -> None:
     response.content_length = answer.length
     await response.prepare(request)
@@ -93,7 +93,7 @@ async def _send_pieces(
         await response.write(piece)
 
 
-def _headers(answer: Answer) -> dict[str, str]:
+def _headers(answer: HttpAnswer) -> dict[str, str]:
     return {"Content-Type": answer.content_type, **answer.headers}
 
 
@@ -112,10 +112,10 @@ async def _reset(request: web.BaseRequest) -> None:
 
 
 @dataclass
-class Endpoint:
+class HttpFrontend:
     """Answers HTTP requests of one server, as its service decides."""
 
-    service: Service
+    service: SimulatedService
     latency: Latency
     log: RequestLog
     key: Callable[[dict[str, Any]], str]
@@ -174,7 +174,7 @@ class Endpoint:
             if decision.is_admitted:
                 self.service.limiter.release(record.model, record.account)
 
-    async def _wait(self, record: RequestRecord, answer: Answer) -> None:
+    async def _wait(self, record: RequestRecord, answer: HttpAnswer) -> None:
         seconds = answer.delay
         if seconds is None:
             seed = self.service.faults.seed
@@ -333,10 +333,10 @@ class ModelServer:
         self._port = port
         self._scripts = as_rules(rules)
         by_model = {"": limits} if isinstance(limits, RateLimit) else limits
-        self._service = Service(
+        self._service = SimulatedService(
             self._scripts, faults or Faults(), RateLimiter(by_model), context_window
         )
-        self._endpoint = Endpoint(
+        self._endpoint = HttpFrontend(
             self._service,
             latency if isinstance(latency, Latency) else Latency(latency),
             self.log,

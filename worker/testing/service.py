@@ -17,13 +17,13 @@ import orjson
 from stepfleet.worker.testing.openai.answers import estimate
 from stepfleet.worker.testing.openai.conversation import Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.rate_limits import Admission, RateLimiter, Standing
+from stepfleet.worker.testing.rate_limits import Admission, RateLimiter, RateStanding
 from stepfleet.worker.testing.rules import Rules, choose
 from stepfleet.worker.testing.scenario import (
-    Answer,
     Fault,
     FaultKind,
     Faults,
+    HttpAnswer,
     Prompt,
     PromptCache,
     Reply,
@@ -36,10 +36,10 @@ _EXHAUSTED = 1e6
 
 
 @dataclass(frozen=True)
-class Decision:
+class Judgement:
     """An answer, and why: the violation in the request, or the verdict of the rate limits."""
 
-    answer: Answer
+    answer: HttpAnswer
     violation: Violation | None = None
     admission: Admission | None = None
 
@@ -50,10 +50,10 @@ class Decision:
 
 
 @dataclass
-class Service:
+class SimulatedService:
     """What one server follows; all may change while it runs.
 
-    `context_window` is in tokens; None is no limit.
+    `context_window` is in tokens; None means no limit.
     """
 
     rules: Rules
@@ -62,20 +62,20 @@ class Service:
     context_window: int | None = None
     cache: PromptCache = field(default_factory=PromptCache)
 
-    def decide(self, request: RequestRecord, wire: Wire, now: float) -> Decision:
+    def decide(self, request: RequestRecord, wire: Wire, now: float) -> Judgement:
         """Return the answer to a request that arrived at `now`, in seconds."""
         choice = choose(request, self.rules, self.faults)
         if choice.violation is not None:
-            return Decision(wire.refusing(choice.violation), choice.violation)
+            return Judgement(wire.refusing(choice.violation), choice.violation)
         prompt, reply, fault = wire.prompt(request), choice.reply, choice.fault
         usage = reply.usage or self._usage(prompt, reply, now)
         if self.context_window is not None and prompt.tokens > self.context_window:
             why = wire.too_long(prompt.tokens, self.context_window)
             fault = Fault(FaultKind.CONTEXT_LENGTH_EXCEEDED, message=why)
-            return Decision(wire.failing(fault, Answer(str(fault.kind))))
+            return Judgement(wire.failing(fault, HttpAnswer(str(fault.kind))))
         admission = self._admit(request, wire, usage, now)
         if admission is not None and admission.refused:
-            return Decision(_limited(wire, admission), admission=admission)
+            return Judgement(_limited(wire, admission), admission=admission)
         answer = wire.replying(request, replace(reply, usage=usage))
         if fault is not None:
             answer = wire.failing(fault, answer)
@@ -83,7 +83,7 @@ class Service:
             self.cache.keep(prompt, now)
         headers = _service_headers(wire, admission, fault)
         answer = replace(answer, headers={**headers, **answer.headers}) if headers else answer
-        return Decision(answer, admission=admission)
+        return Judgement(answer, admission=admission)
 
     def _usage(self, prompt: Prompt, reply: Reply, now: float) -> Usage:
         return self.cache.usage(prompt, estimate(prompt.tokens, reply), now)
@@ -98,10 +98,10 @@ class Service:
         return self.limiter.admit(request.model, request.account, usage, now)
 
 
-def _limited(wire: Wire, admission: Admission) -> Answer:
+def _limited(wire: Wire, admission: Admission) -> HttpAnswer:
     kind = FaultKind.RATE_LIMITED
     fault = Fault(kind, retry_after=admission.wait, after=0.0, message=admission.message)
-    answer = wire.failing(fault, Answer(str(kind)))
+    answer = wire.failing(fault, HttpAnswer(str(kind)))
     exact = (
         {"Retry-After": f"{math.ceil(admission.wait)}"} if "Retry-After" in answer.headers else {}
     )
@@ -117,7 +117,7 @@ def _service_headers(
     if fault is None or fault.kind is not FaultKind.RATE_LIMITED:
         return {}
     wait = fault.retry_after
-    standing = Standing(_EXHAUSTED, 0.0, 1.0 if wait is None else wait)
+    standing = RateStanding(_EXHAUSTED, 0.0, 1.0 if wait is None else wait)
     return wire.limit_headers({"requests": standing}, wait)
 
 
@@ -199,7 +199,7 @@ class RequestLog:
         """Record a violation."""
         self._violations.append(str(violation))
 
-    def decided(self, request: RequestRecord, decision: Decision) -> RequestRecord:
+    def decided(self, request: RequestRecord, decision: Judgement) -> RequestRecord:
         """Record the answer before it is sent, so that its client finds it in the log."""
         answer, violation, admission = decision.answer, decision.violation, decision.admission
         known = replace(

@@ -15,8 +15,8 @@ from stepfleet.worker.testing.openai.answers import (
 )
 from stepfleet.worker.testing.openai.conversation import SHAPE, Violation
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.rate_limits import Standing
-from stepfleet.worker.testing.scenario import Answer, Fault, Prompt, Reply, misfit
+from stepfleet.worker.testing.rate_limits import RateStanding
+from stepfleet.worker.testing.scenario import Fault, HttpAnswer, Prompt, Reply, misfit
 
 PLAIN_ID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 
@@ -61,12 +61,12 @@ class Wire:
     """
 
     conversation: Callable[[dict[str, Any], str], dict[str, Any]]
-    replying: Callable[[RequestRecord, Reply], Answer]
-    refusing: Callable[[Violation], Answer]
-    failing: Callable[[Fault, Answer], Answer]
+    replying: Callable[[RequestRecord, Reply], HttpAnswer]
+    refusing: Callable[[Violation], HttpAnswer]
+    failing: Callable[[Fault, HttpAnswer], HttpAnswer]
     prompt: Callable[[RequestRecord], Prompt] = prompt_of
     too_long: Callable[[int, int], str] = too_long
-    limit_headers: Callable[[Mapping[str, Standing], float | None], Mapping[str, str]] = (
+    limit_headers: Callable[[Mapping[str, RateStanding], float | None], Mapping[str, str]] = (
         limit_headers
     )
     free_reads: bool = False

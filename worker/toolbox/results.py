@@ -32,7 +32,7 @@ def json_data(value: Any, *, limit: int = RESULT_LIMIT) -> Any:
     Pydantic models, dataclasses, mappings, sequences, sets, iterators, enums, dates, UUIDs,
     decimals and paths are converted; of an iterator no more is taken than the limit has room
     for. Raises `ToolExecutionError` that names the place in the result for bytes, NaN, text that
-    is no valid Unicode, nesting deeper than 100 levels, and other types; and one that names the
+    is not valid Unicode, nesting deeper than 100 levels, and other types; and one that names the
     limit.
     """
     data = _Conversion(limit).of(value, "result", 0)

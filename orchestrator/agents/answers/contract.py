@@ -37,9 +37,9 @@ from stepfleet.orchestrator.records.calls.tools import NOT_EXECUTED, ToolCall, T
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.errors import ErrorInfo, ErrorType, refused_answer
 from stepfleet.orchestrator.records.outcome import (
-    Answer,
     ContinuationDecision,
     ContinuationEvaluation,
+    RunAnswer,
     StopReason,
 )
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, OutputFormat
@@ -143,7 +143,7 @@ class AnswerContract(Reasoner):
         if turn.response.tool_calls:
             return Progress(is_preamble=True) if text else None
         taken = self._taken(text, state)
-        if isinstance(taken, Answer):
+        if isinstance(taken, RunAnswer):
             return Progress(answer=taken)
         told, why = taken
         return Progress(
@@ -156,7 +156,7 @@ class AnswerContract(Reasoner):
         """Return the criterion that ends a run once it has answered."""
         return (self._check,)
 
-    def _taken(self, text: str, state: AgentState) -> Answer | tuple[str, str]:
+    def _taken(self, text: str, state: AgentState) -> RunAnswer | tuple[str, str]:
         """Return the answer that a message is, or what the model is told and why it is none."""
         schema = self._reads_text
         if schema is None:
@@ -170,7 +170,7 @@ class AnswerContract(Reasoner):
         if problems := problems_of_data(schema, data):
             return correction(problems) if self._native else mending(problems), problems
         before = state.answer.text if state.answer else None
-        return Answer(
+        return RunAnswer(
             text=before or text,
             structured=schema.answer(data),
             schema_name=schema.type_name,
@@ -224,12 +224,12 @@ def progress_of(outcome: Outcome, state: AgentState) -> Progress | None:
     """Return the changes of an outcome to the state."""
     if isinstance(outcome, Continue):
         pending = outcome.pending
-        return Progress(answer=Answer(text=pending)) if pending is not None else None
+        return Progress(answer=RunAnswer(text=pending)) if pending is not None else None
     if isinstance(outcome, ReturnAnswer):
-        answer = Answer(text=outcome.text, final=True)
+        answer = RunAnswer(text=outcome.text, final=True)
     else:
         before = state.answer.text if state.answer else None
-        answer = Answer(
+        answer = RunAnswer(
             text=outcome.text or before or DEFAULT_TEXT,
             structured=outcome.structured,
             schema_name=outcome.schema_name,
@@ -239,7 +239,7 @@ def progress_of(outcome: Outcome, state: AgentState) -> Progress | None:
 
 
 def _ended_by(response: LLMResponse) -> str:
-    """Return what took the end of an answer away, for people."""
+    """Return what cut an answer's end off, in words."""
     if response.finish_reason is FinishReason.LENGTH:
         return ". It was cut at its limit of tokens: raise settings.max_tokens"
     return ""

@@ -221,7 +221,7 @@ _ENVELOPE: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class FinalAnswer:
+class FinalAnswerHandler:
     """Takes the answer's text: it ends the run, unless data is still awaited."""
 
     schema: SchemaHandle | None
@@ -253,7 +253,7 @@ class FinalAnswer:
 
 
 @dataclass(frozen=True)
-class StructuredResponse:
+class StructuredResponseHandler:
     """Takes the answer's data: it ends the run where it fits the schema."""
 
     schema: SchemaHandle | None
@@ -300,7 +300,7 @@ def final_answer(schema: SchemaHandle | None) -> SpecialTool:
         description="Gives the final answer and ends the task. Call it alone, once.",
         parameters=parameters,
         checked_as={**parameters, "properties": {**properties, **nullable}},
-        handler=FinalAnswer(schema),
+        handler=FinalAnswerHandler(schema),
     )
 
 
@@ -313,7 +313,7 @@ def structured_response(schema: SchemaHandle | None) -> SpecialTool:
         parameters=embedded(schema.schema) if schema else _ENVELOPE,
         # The handler checks the data, and names places in it from its own root.
         checked_as=_ENVELOPE if schema else {"type": "object"},
-        handler=StructuredResponse(schema),
+        handler=StructuredResponseHandler(schema),
     )
 
 
@@ -359,7 +359,7 @@ def reminder(schema: SchemaHandle | None) -> str:
 
 
 def correction(problems: str) -> str:
-    """Return the reply to a message that is no valid answer."""
+    """Return the reply to a message that is not a valid answer."""
     return (
         f"That was not taken as an answer: {problems}. "
         "Answer again with one JSON object that fits the schema, and nothing else."

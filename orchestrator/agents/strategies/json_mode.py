@@ -33,7 +33,7 @@ def parsed_object(text: str) -> dict[str, Any]:
         raise BoundsError("the answer holds no JSON object")
     value = load_bounded(stripped[begin : end + 1] if end > begin else stripped[begin:])
     if not isinstance(value, dict):
-        raise BoundsError("the answer is no JSON object")
+        raise BoundsError("the answer is not a JSON object")
     return value
 
 

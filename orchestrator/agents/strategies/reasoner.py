@@ -116,7 +116,7 @@ class StrategyReasoner(Reasoner):
         try:
             return parsed_object(response.content)
         except BoundsError:
-            if response.tool_calls:  # native calls need no object beside them
+            if response.tool_calls:  # native calls need no object with them
                 return {"thought": response.content}
             raise
 
@@ -144,7 +144,7 @@ class StrategyReasoner(Reasoner):
         return None if progress == Progress() else progress
 
     def _correction(self, error: BoundsError, state: AgentState) -> Progress:
-        """Return a message that the answer is no JSON object; raises after some."""
+        """Return a message that the answer is not a JSON object; raises after some."""
         corrected = int(state.strategy_state.get(_CORRECTED, 0))
         if corrected >= MOST_CORRECTIONS:
             msg = f"{self._name}: {corrected + 1} answers in a row could not be read: {error}"

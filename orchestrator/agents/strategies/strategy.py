@@ -110,7 +110,7 @@ def observation_of(blocks: Sequence[Block], limit: int) -> str | None:
 
 
 def text_field(parsed: Mapping[str, Any], name: str) -> str:
-    """Return a field as text: "" where it is missing, JSON where it is no text."""
+    """Return a field as text: "" where it is missing, JSON where it is not text."""
     value = parsed.get(name)
     if value is None:
         return ""
@@ -236,7 +236,7 @@ class Strategy(ABC):
         return None
 
     def nudge(self) -> str:
-        """Return the message for a model that shall go on and called no tool."""
+        """Return the message for a model that must go on and called no tool."""
         return "Go on with the next step."
 
     def _checked(self, mode: OutputMode | str) -> OutputMode:

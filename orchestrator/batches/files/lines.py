@@ -149,7 +149,7 @@ def parse_after_failed(value: Any) -> AfterFailed:
 
 
 def check_before(count: int) -> None:
-    """Raise `ConfigurationError` unless a run may wait for so many."""
+    """Raise `ConfigurationError` unless a run may wait for that many."""
     if not 1 <= count <= MOST_BEFORE:
         msg = f"field 'after' names {count:,} runs; name 1 to {MOST_BEFORE:,}"
         raise ConfigurationError(f"{msg}, or let them follow each other")
@@ -168,7 +168,7 @@ def input_of(
 ) -> tuple[Message, ...]:
     """Return an input as messages: text, a conversation, or a dict.
 
-    An agent's `prompt` words a dict by its fields, and text as the field `input` beside the
+    An agent's `prompt` words a dict by its fields, and text as the field `input` next to the
     others of its `line`. Without a prompt a dict is sent as JSON. A conversation is sent as it is.
     """
     if isinstance(value, dict):
@@ -194,7 +194,7 @@ def parse_id(value: Any, name: str) -> str | None:
 
 
 def parse_tenant(value: Any) -> str | None:
-    """Return the name of a tenant. Raises `ConfigurationError` for text that is none."""
+    """Return the name of a tenant. Raises `ConfigurationError` for other text."""
     if value is None or (isinstance(value, str) and _TENANT.fullmatch(value)):
         return value
     msg = (
@@ -215,7 +215,7 @@ def parse_input(value: Any, name: str) -> tuple[Message, ...]:
         try:
             size = len(value.encode())
         except UnicodeEncodeError:
-            msg = f"field {name!r} holds a lone surrogate, which is no valid Unicode; leave it out"
+            msg = f"field {name!r} holds a lone surrogate, which is not valid Unicode; leave it out"
             raise ConfigurationError(msg) from None
         check_size(size, INPUT_LIMIT, name)
         return (Message.user(value),)
@@ -249,7 +249,7 @@ def stored_form(value: Any, limit: int, name: str) -> Any:
     try:
         text = exact_json.dumps(value, default=exact_json.json_form)
     except TypeError as error:
-        msg = f"field {name!r} is no JSON data ({error}); give text, numbers, lists and dicts"
+        msg = f"field {name!r} is not valid JSON data ({error}); give text, numbers, lists, dicts"
         raise ConfigurationError(msg) from None
     check_size(len(text), limit, name)
     return exact_json.loads(text)
@@ -337,7 +337,7 @@ class RowRules:
         return [*fields, *(f"after {one}" for one in self.after)]
 
     def format_of(self, data: Mapping[str, Any]) -> LineFormat:
-        """Return which format an object has: a row is no request of OpenAI's."""
+        """Return which format an object has: our rows, or OpenAI's requests."""
         return "stepfleet" if self._names_fields or self.is_table else format_of(data)
 
     def agent_of(self, data: Mapping[str, Any]) -> str | None:

@@ -124,7 +124,7 @@ def parse_openai_line(data: dict[str, Any]) -> BatchLine:
         raise ConfigurationError(msg)
     body = data.get("body")
     if not isinstance(body, dict):
-        raise ConfigurationError("field 'body' is missing or no object; write model and messages")
+        raise ConfigurationError("field 'body' is missing or not an object; write model, messages")
     return _request(custom_id, body)
 
 
@@ -150,7 +150,7 @@ def _request(custom_id: str, body: dict[str, Any]) -> BatchLine:
     if not isinstance(model, str) or not model:
         raise ConfigurationError("field 'body.model' is missing; name the model")
     if "messages" not in body or not isinstance(body["messages"], list):
-        raise ConfigurationError("field 'body.messages' is missing or no list; write messages")
+        raise ConfigurationError("field 'body.messages' is missing or not a list; write messages")
     if body.get("stream"):
         raise ConfigurationError(
             "field 'body.stream' is true; a batch has no streams: leave it out"
@@ -194,7 +194,7 @@ def _tool_names(tools: Any) -> tuple[str, ...]:
     try:
         return tuple(str(tool["function"]["name"]) for tool in tools)
     except (KeyError, TypeError):
-        msg = "field 'body.tools': a tool is no function with a name; see OpenAI's chat completions"
+        msg = "field 'body.tools': each tool needs a function with a name; see chat completions"
         raise ConfigurationError(msg) from None
 
 

@@ -68,7 +68,7 @@ def check_kind(file: BinaryIO, kind: str) -> None:
             "is a Parquet file; name it .parquet, or say --input-format parquet"
         )
     if b"\0" in start:
-        msg = "has zero bytes, so that it is no text in UTF-8; save it as UTF-8 (it may be UTF-16)"
+        msg = "has zero bytes, so it is not text in UTF-8; save it as UTF-8 (it may be UTF-16)"
         raise ConfigurationError(msg)
     if b"\n" not in start and b"\r" in start.rstrip():
         msg = "ends its lines with CR alone; save it with LF or CRLF: tr '\\r' '\\n' < FILE"
@@ -121,9 +121,9 @@ def csv_rows(file: BinaryIO, delimiter: str | None = None) -> Iterator[RawLine]:
             return
         except csv.Error as error:
             if text.number != number or header is None:
-                msg = f"line {number}: is no CSV ({error}); correct it, as a quote without its end"
+                msg = f"line {number}: is not valid CSV ({error}); close its quotes"
                 raise ConfigurationError(msg) from None
-            problem = f"is no row of CSV ({error}); double the quotes inside quotes"
+            problem = f"is not a row of CSV ({error}); double the quotes inside quotes"
         if cells == []:
             continue
         if header is None:
@@ -252,7 +252,7 @@ def _check_names(names: list[str]) -> None:
         raise ConfigurationError("the header names no column; write the columns' names")
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        msg = f"column {twice[:60]!r} is there twice; give each its own name"
+        msg = f"column {twice[:60]!r} appears twice; give each its own name"
         raise ConfigurationError(msg)
 
 
@@ -295,7 +295,7 @@ def _elements(file: BinaryIO) -> Iterator[RawLine]:
         row += 1
     text.take("]")
     if text.next():
-        raise ConfigurationError(f"line {text.line}: there is more behind the array; remove it")
+        raise ConfigurationError(f"line {text.line}: there is more after the array; remove it")
 
 
 class _Characters:
@@ -318,7 +318,7 @@ class _Characters:
                 return self._text[self._place : self._place + 1]
 
     def take(self, wanted: str) -> None:
-        """Go behind the next character, which must be `wanted`."""
+        """Skip the next character, which must be `wanted`."""
         found = self.next()
         if found != wanted:
             there = repr(found) if found else "the end of the file"
@@ -327,7 +327,7 @@ class _Characters:
         self._place += 1
 
     def element(self) -> str:
-        """Return the text of the value that begins here and go behind it."""
+        """Return the text of the value that begins here, and skip it."""
         while True:
             held = len(self._text) - self._place
             try:
@@ -339,7 +339,7 @@ class _Characters:
                 self._go_to(getattr(error, "pos", self._place))
                 msg = f"line {self.line}: is not valid JSON ({why}), or longer than 4 MiB"
                 raise ConfigurationError(msg) from None
-            # A number may go on behind what was read.
+            # A number may go on after what was read.
             if end < len(self._text) or self._over:
                 found = self._text[self._place : end]
                 self._go_to(end)
@@ -378,7 +378,7 @@ Given = str | Path | Iterable[Any]
 class BatchInput:
     """The lines of a batch; `path` is that of a regular file. Close it after use.
 
-    A file with more than `most` lines is refused where reading comes to them.
+    A file with more than `most` lines is refused where reading reaches them.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class BatchInput:
     def __iter__(self) -> Iterator[RawLine]:
         """Yield the lines from the start, however far an earlier reading came.
 
-        Raises `ConfigurationError` where the file is no file of its format, or has too many.
+        Raises `ConfigurationError` where the file does not have its format, or has too many.
         """
         self._file.seek(0)
         try:
@@ -431,7 +431,7 @@ def open_input(source: Given, kind: InputFormat | None = None) -> BatchInput:
     """Open a file by its path, standard input by `-`, or objects as lines.
 
     Without a `kind` a file's ending names its format, and JSONL is every other's. Raises
-    `ConfigurationError` when there is no such file, or an object is no JSON data.
+    `ConfigurationError` when there is no such file, or an object is not JSON data.
     """
     if isinstance(source, BatchInput):
         return source
@@ -499,5 +499,5 @@ def _line_of(one: Any, number: int) -> bytes:
     try:
         return exact_json.dumps(data, default=exact_json.json_form) + b"\n"
     except TypeError as error:
-        msg = f"line {number}: is no JSON data ({error}); give dicts of text, numbers and lists"
+        msg = f"line {number}: is not valid JSON data ({error}); give text, numbers, lists, dicts"
         raise ConfigurationError(msg) from None

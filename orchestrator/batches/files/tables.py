@@ -73,7 +73,7 @@ def select(names: str | Iterable[str] | None) -> tuple[Field, ...]:
     parts = [name.strip() for name in (DEFAULT_FIELDS if given is None else given)]
     fields = tuple(dict.fromkeys(_field(name) for name in parts if name))
     if not fields:
-        raise ConfigurationError("fields: none is named; write some, as id,structured.*,cost_usd")
+        raise ConfigurationError("fields: none is named; write some: id,structured.*,cost_usd")
     return fields
 
 
@@ -92,7 +92,7 @@ def cells(result: AgentRunResult, fields: Sequence[Field]) -> dict[str, Any]:
         elif isinstance(value, dict):
             for key, item in value.items():
                 found.setdefault(f"{one.name}.{key}", item)
-        elif value is not None:  # data that is no object: a list, a number
+        elif value is not None:  # data that is not an object: a list, a number
             found.setdefault(one.name, value)
     return found
 
@@ -122,12 +122,12 @@ def _field(text: str) -> Field:
     path = path[:-1].removesuffix(".") if spread else path
     known = kinds()
     if root not in known or "*" in path or text.endswith("."):
-        msg = f"fields: {text!r} is no field of a result; there are {', '.join(known)}"
+        msg = f"fields: a result has no field {text!r}; there are {', '.join(known)}"
         if root not in known and "*" not in text:
             msg += f"; a part of the answer's data is structured.{text}"
         raise ConfigurationError(msg)
     if (path or spread) and known[root] != "data":
-        msg = f"fields: {text!r}: {root} is {known[root]}, it has no parts; write {root}"
+        msg = f"fields: {text!r}: {root} is {known[root]} and has no sub-fields; write {root}"
         raise ConfigurationError(msg)
     return Field(root, path, spread)
 
@@ -234,7 +234,7 @@ def _fixed(name: str) -> "pa.DataType | None":
 
 
 def _declared(schema: Any) -> "pa.DataType":
-    """Return the type that a property's JSON Schema names, null where it is no plain one."""
+    """Return the type that a property's JSON Schema names, null if it is not a plain one."""
     import pyarrow as pa  # noqa: PLC0415 - an extra
 
     given = schema if isinstance(schema, dict) else {}
@@ -406,7 +406,7 @@ class ResultTable:
         return pa.Table.from_batches(groups, schema)
 
     def to_pandas(self) -> DataFrame:
-        """Return the table, in memory; integers and booleans keep their type beside nulls.
+        """Return the table, in memory; integers and booleans keep their type among nulls.
 
         Raises `ConfigurationError` without pandas and pyarrow.
         """

@@ -154,7 +154,7 @@ def of_step(step: int) -> dict[str, Any]:
 def should_render_assistant_content(content: str, *, has_tool_calls: bool) -> bool:
     """Return whether a model's text is shown.
 
-    Without tool calls it always is; beside them only natural language: not empty, and not the
+    Without tool calls it always is; with them only natural language: not empty, and not the
     beginning of JSON.
     """
     trimmed = content.strip()

@@ -105,7 +105,7 @@ class RunFollower:
         streams = (await self._runs.get(run_id)).config.broadcast.include_stream_chunks
         progress = _Progress(run_id, chunks and streams)
         position: Position | None = None
-        end: dict[str, Any] | None = None  # of the run, as far as known: behind all of its text
+        end: dict[str, Any] | None = None  # of the run, as far as known: after all of its text
         while True:
             position = await self._watch.moved(run_id, position, chunks=progress.chunks)
             async for one in self._new(progress, position):

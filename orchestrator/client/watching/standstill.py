@@ -42,9 +42,9 @@ log = logging.getLogger(__name__)
 
 PAUSED = "the fleet is paused: stepfleet resume --all"
 QUIET_SECONDS = 3.0
-"""A wait without progress looks for the reason after so long, and again as often."""
+"""How often a wait without progress looks for the reason."""
 LOG_SECONDS = 60.0
-"""The same reason is logged again after so long, however many waits there are."""
+"""How often the same reason is logged again, however many waits there are."""
 
 READ_SECONDS = 1.0
 """The longest time that a wait stands still itself for the reason."""
@@ -55,8 +55,8 @@ SAMPLED = 100
 """Runs that are looked at: of those that are held, and evenly of a batch."""
 Held = Callable[[], Awaitable[str]]
 """Reads what holds that which is waited for; an empty text where nothing does."""
-People = Callable[[], Awaitable[str]]
-"""Reads what waits for people of that which is waited for; an empty text where nothing does."""
+Asks = Callable[[], Awaitable[str]]
+"""Reads which of the awaited calls wait for people; an empty text for none."""
 _NAMED = 10
 """Runs before a run that are named."""
 
@@ -108,7 +108,7 @@ class Standstill:
             self._reading.cancel()
             await asyncio.wait([self._reading])
 
-    async def reason(self, needs: Needs, held: Held, people: People) -> str:
+    async def reason(self, needs: Needs, held: Held, asks: Asks) -> str:
         """Return why nothing moves; empty where nothing is wrong, or that cannot be read."""
         try:
             if self._reading or time.monotonic() - self._read_at >= QUIET_SECONDS:
@@ -121,7 +121,7 @@ class Standstill:
                     self._reading = None
                 reading.result()
             found = self._troubles or await self._lacks(needs)
-            return "; ".join(found or filter(None, (await held(), await people())))
+            return "; ".join(found or filter(None, (await held(), await asks())))
         except Exception:  # what only explains a wait must not end it
             log.debug("the reason of a standstill is unknown", exc_info=True)
             return ""
@@ -163,11 +163,11 @@ class Standstill:
 class Quiet:
     """One wait: `tick` is to be called again and again, and says whether nothing has moved."""
 
-    def __init__(self, standstill: Standstill, needs: Needs, held: Held, people: People) -> None:
+    def __init__(self, standstill: Standstill, needs: Needs, held: Held, asks: Asks) -> None:
         self._standstill = standstill
         self._needs = needs
         self._held = held
-        self._people = people
+        self._asks = asks
         self._reason = ""
         self._next = time.monotonic() + QUIET_SECONDS
 
@@ -177,7 +177,7 @@ class Quiet:
         if not idle:
             reason, self._next = "", now + QUIET_SECONDS
         elif now >= self._next:
-            reason = await self._standstill.reason(self._needs, self._held, self._people)
+            reason = await self._standstill.reason(self._needs, self._held, self._asks)
             self._next = time.monotonic() + QUIET_SECONDS
         if reason != self._reason:
             self._reason = reason
@@ -251,8 +251,8 @@ async def _named(limits: LimitStore, waits: Mapping[str, str]) -> list[str]:
     return [str(one) for one in await limits.states(most)]
 
 
-def people_of_batch(store: Store, batch_id: str) -> People:
-    """Return what reads the calls of a batch that wait for people."""
+def approvals_of_batch(store: Store, batch_id: str) -> Asks:
+    """Return a reader of the batch's calls that wait for people."""
 
     async def read() -> str:
         found = await store.approvals.count_of_batch(batch_id)
@@ -261,8 +261,8 @@ def people_of_batch(store: Store, batch_id: str) -> People:
     return read
 
 
-def people_of_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> People:
-    """Return what reads the calls that wait for people of these runs, and of those below them."""
+def approvals_of_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> Asks:
+    """Return a reader of the calls of these runs, and of those below, that wait for people."""
 
     async def read() -> str:
         found = await store.approvals.count_of_runs(run_ids())

@@ -31,7 +31,7 @@ POLLED_AT_ONCE = 500
 _FIELDS = ("status", "seq", "step", "updated")
 _LEFT_FIELDS = ("want", "want_note", "token", "lease")
 SAMPLED = 50
-"""Of so many runs is read what they wait for, where nothing moves."""
+"""The most runs whose waits are read where nothing moves."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ from stepfleet.orchestrator.dashboard.api.handling import (
     words,
 )
 from stepfleet.orchestrator.dashboard.api.records import (
-    Action,
     ActionResult,
-    Waiting,
+    Change,
+    WaitingCall,
     WaitingPage,
 )
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
@@ -82,23 +82,23 @@ class ActionHandler(Audited, ABC):
     async def post(self, target: str, verb: str) -> None:
         """Act, and answer with what was done."""
         try:
-            given = body_of(bytes(self.body), self.request.headers.get("Content-Type", ""), Action)
+            given = body_of(bytes(self.body), self.request.headers.get("Content-Type", ""), Change)
         except ConfigurationError as error:
             return self.refuse(error, 400)
         about = (verb, self.subject(target, given), given.to_json())
         act = partial(self.act, target, verb, given)
         return await self.attempt(lambda: self.audited(*about, act))
 
-    def subject(self, target: str, given: Action) -> str:
+    def subject(self, target: str, given: Change) -> str:
         """Return what is acted on, as the audit names it."""
         del given
         return f"{self.noun} {target}"
 
     @abstractmethod
-    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it."""
 
-    def of_run(self, verb: str, given: Action) -> Callable[[str], Awaitable[ControlResult]]:
+    def of_run(self, verb: str, given: Change) -> Callable[[str], Awaitable[ControlResult]]:
         """Return the action on one run."""
         if given.overrides and verb != "retry":
             raise ConfigurationError("overrides: a retry takes them, a message and a fork")
@@ -108,7 +108,7 @@ class ActionHandler(Audited, ABC):
         return getattr(self.site.fleet.runs, verb)  # type: ignore[no-any-return]
 
     async def each(
-        self, run_ids: Sequence[str], verb: str, given: Action, cursor: str | None = None
+        self, run_ids: Sequence[str], verb: str, given: Change, cursor: str | None = None
     ) -> ActionResult:
         """Act on these runs. `cursor` is where more of them are."""
         act, limited = self.of_run(verb, given), asyncio.Semaphore(AT_ONCE)
@@ -136,7 +136,7 @@ class RunAction(ActionHandler):
     noun = "run"
     verbs: ClassVar = (*VERBS, "send", "fork")
 
-    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
         if given.where or given.filter or given.cursor or given.runs is not None:
             raise ConfigurationError("where, filter, cursor and runs are for several runs")
@@ -150,14 +150,14 @@ class RunAction(ActionHandler):
             raise ConfigurationError("message and at are for send and fork")
         return _of_run(verb, await self.of_run(verb, given)(target))
 
-    async def _going_on(self, target: str, verb: str, given: Action) -> ActionResult:
+    async def _going_on(self, target: str, verb: str, given: Change) -> ActionResult:
         """Give the run a message, or begin another one with its steps."""
         fleet, own = self.site.fleet, named_overrides(given.overrides)
         if verb == "fork":
             new = await fleet.history.fork(target, at=given.at, message=given.message, **own)
             return ActionResult(action=verb, runs=1, outcome="created", detail=new)
         if not given.message or given.at is not None:
-            raise ConfigurationError("message: write what the run is to go on with, and no `at`")
+            raise ConfigurationError("message: write what the run is to continue with, and no `at`")
         return _of_run(verb, await fleet.runs.send(target, given.message, **own))
 
 
@@ -176,7 +176,7 @@ class BatchAction(ActionHandler):
 
     noun = "batch"
 
-    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
         try:
             batch = await self.site.fleet.batches.get(target)
@@ -195,10 +195,10 @@ class BatchAction(ActionHandler):
         return ActionResult(action=verb, runs=await getattr(batch, verb)())
 
     async def _selected(
-        self, batch: str, verb: str, given: Action, which: dict[str, Any]
+        self, batch: str, verb: str, given: Change, which: dict[str, Any]
     ) -> ActionResult:
         if given.where or not which.keys() <= _SELECTED:
-            msg = f"filter: write {', '.join(sorted(_SELECTED))}, and no `where` beside it"
+            msg = f"filter: write {', '.join(sorted(_SELECTED))}, and no `where` with it"
             raise ConfigurationError(msg)
         page = await self.site.fleet.runs.page(
             batch=batch, limit=PAGE, cursor=given.cursor, **which
@@ -216,10 +216,10 @@ class FleetAction(ActionHandler):
         """Act, and answer with what was done. The address names the verb alone."""
         await super().post(verb, target)
 
-    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it."""
         del target
-        if given != Action():
+        if given != Change():
             raise ConfigurationError("body: leave it empty")
         await getattr(self.site.fleet, verb)()
         return ActionResult(action=verb, outcome=f"{verb}d")
@@ -231,9 +231,9 @@ class LimitAction(ActionHandler):
     noun = "limit"
     verbs: ClassVar = ("set", "clear")
 
-    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
-        if given != Action(overrides=given.overrides) or (verb == "clear" and given.overrides):
+        if given != Change(overrides=given.overrides) or (verb == "clear" and given.overrides):
             raise ConfigurationError("overrides: write the limit's fields, for set alone")
         if lacking := [name for name, value in given.overrides.items() if value is None]:
             fix = 'write a value, or "" to take it away; null is none'
@@ -256,7 +256,7 @@ class RunsAction(ActionHandler):
         """Act, and answer with what was done."""
         await super().post("by id or filter", verb or target)
 
-    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
         del target
         if given.where or (given.runs is None) == (given.filter is None):
@@ -312,7 +312,7 @@ class Approvals(ReadHandler):
         store = await store_of(fleet)
         return WaitingPage(
             waiting=tuple(
-                Waiting(
+                WaitingCall(
                     ask=one.model_copy(update={"arguments": self._shown(one.arguments)})
                     if shows
                     else one.model_copy(update={"arguments": {}}),
@@ -343,13 +343,13 @@ class Decide(ActionHandler):
         """Act, and answer with what was done."""
         await super().post("that wait", verb or target)
 
-    def subject(self, target: str, given: Action) -> str:
+    def subject(self, target: str, given: Change) -> str:
         """Return which calls are decided: the detail of an entry is cut, perhaps before them."""
         named = {**(given.filter or {}), **({"run": given.runs[0]} if given.runs else {})}
         which = ", ".join(f"{name} {value[:LONGEST_NAME]}" for name, value in named.items())
         return f"{self.noun} {target}: {which}" if which else super().subject(target, given)
 
-    async def act(self, target: str, verb: str, given: Action) -> ActionResult:
+    async def act(self, target: str, verb: str, given: Change) -> ActionResult:
         """Do it. Raises `ConfigurationError`."""
         del target
         options, runs = self._options(verb, given), list(dict.fromkeys(given.runs or ()))
@@ -368,7 +368,7 @@ class Decide(ActionHandler):
         left = decided.late + len(refused)
         return ActionResult(action=verb, runs=decided.applied, left_alone=left, refused=shown)
 
-    def _options(self, verb: str, given: Action) -> dict[str, Any]:
+    def _options(self, verb: str, given: Change) -> dict[str, Any]:
         """Return the options of `decide`. Raises `ConfigurationError`."""
         if given.overrides or given.where or given.cursor:
             raise ConfigurationError("body: write runs or a filter, message, and at")

@@ -186,7 +186,7 @@ def whole(what: str, least: int, most: int) -> Parameter:
 
 
 def text(about: str, most: int) -> Parameter:
-    """Return a parameter that is a text of at most so many characters."""
+    """Return a parameter that is a text of at most `most` characters."""
 
     def read(given: str) -> str:
         if len(given) > most:

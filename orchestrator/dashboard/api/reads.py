@@ -103,7 +103,7 @@ log = logging.getLogger(__name__)
 RESULTS_AT_ONCE = 65_536
 """Bytes of a file that are sent together."""
 
-"""After so long without taking a part, a client is given up."""
+"""A client that takes no part for this time is given up."""
 KINDS = {"jsonl": "application/x-ndjson", "csv": "text/csv; charset=UTF-8"}
 
 Send = Callable[[bytes], None]
@@ -215,10 +215,10 @@ class Runs(ReadHandler):
         "tenant": Parameter("the whole name; empty for runs without one"),
         "parent": Parameter("the run that has started them; empty for those that none has"),
         "error": Parameter("a part of the error's text"),
-        "since": Parameter("the earliest creation, as 2026-11-23T08:30Z; without a zone UTC"),
+        "since": Parameter("the earliest creation, such as 2026-11-23T08:30Z; without a zone UTC"),
         "limit": _LIMIT,
         "where": Parameter(
-            "of runs that did not complete: conditions as those of a retry, as cause=KEY"
+            "of runs that did not complete: conditions as those of a retry, such as cause=KEY"
         ),
         "cursor": _CURSOR,
     }
@@ -275,10 +275,10 @@ class OneBatch(ReadHandler):
             progress=progress,
             failures=await batch.failures(limit=most) if bad else None,
             waits=await batch.limit_waits() if progress.open else (),
-            asks=await self._asks(batch.id) if progress.open else AskCount(),
+            asks=await self._approvals(batch.id) if progress.open else AskCount(),
         )
 
-    async def _asks(self, batch_id: str) -> AskCount:
+    async def _approvals(self, batch_id: str) -> AskCount:
         store = await store_of(self.site.fleet)
         return await self.site.asks.get(batch_id, partial(store.approvals.count_of_batch, batch_id))
 
@@ -333,8 +333,8 @@ class CostsOf(ReadHandler):
 
     parameters: ClassVar = {
         "by": Parameter("day, tenant, batch, agent, model, lane, status; several with commas"),
-        "since": Parameter("the first day, as 2026-11-23", date.fromisoformat),
-        "until": Parameter("the last day, as 2026-11-23", date.fromisoformat),
+        "since": Parameter("the first day, such as 2026-11-23", date.fromisoformat),
+        "until": Parameter("the last day, such as 2026-11-23", date.fromisoformat),
         "tenant": Parameter("of one tenant; empty for runs without one"),
         "batch": Parameter("of one batch"),
         "agent": Parameter("of one agent"),
@@ -371,7 +371,7 @@ AT_ONCE, PAGE = 4, 500
 USUAL, MOST_EXPORTED = 100_000, 1_000_000
 """Runs of a file whose `limit` is not given, and of any."""
 
-"""After so long without taking a part, a client is given up."""
+"""A client that takes no part for this time is given up."""
 COLUMNS = tuple(RunSummary.model_fields)
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 

@@ -66,14 +66,14 @@ class WorkersReport(Record):
     checks: tuple[Check, ...] = ()
 
 
-class Action(Record):
+class Change(Record):
     """The body of an action. `overrides` are fields of the configuration, where a run goes on.
 
-    `message` is what a run is given by `send`, or by `fork` in place of what it was given behind
+    `message` is what a run is given by `send`, or by `fork` in place of what it was given after
     its first `at` steps.
 
     For a batch, `where` selects the runs of a retry as `batch.retry` does, and `filter` (`status`,
-    `stop_reason`, `agent`, `tenant`, `error`) those of any action: a page of them at a time, behind
+    `stop_reason`, `agent`, `tenant`, `error`) those of any action: a page of them at a time, after
     `cursor`. Without them an action concerns the whole batch. For several runs, `runs` are their
     ids, or `filter` has conditions as those of the list.
     """
@@ -122,7 +122,7 @@ class AuditPage(Record):
     entries: tuple[AuditEntry, ...]
 
 
-class Waiting(Record):
+class WaitingCall(Record):
     """A call that waits for a person. Equal calls have the same `group`."""
 
     ask: Ask
@@ -137,6 +137,6 @@ class WaitingPage(Record):
     `total` is how many wait in the whole fleet, with those of runs that were cancelled lately.
     """
 
-    waiting: tuple[Waiting, ...] = ()
+    waiting: tuple[WaitingCall, ...] = ()
     next: str | None = None
     total: int = 0

@@ -37,10 +37,10 @@ from stepfleet.orchestrator.dashboard.api.reads import (
     WorkersOf,
 )
 from stepfleet.orchestrator.dashboard.api.records import (
-    Action,
     ActionResult,
     AuditPage,
     BatchReport,
+    Change,
     FleetReport,
     Problem,
     SubmissionResult,
@@ -136,7 +136,7 @@ def api_routes(site: Site) -> list[Any]:
 def document() -> dict[str, Any]:
     """Return the OpenAPI document."""
     answers = [answer for _, answer in _READS.values()]
-    models: list[type[BaseModel]] = [*answers, *_FILES.values(), Action, ActionResult, Problem]
+    models: list[type[BaseModel]] = [*answers, *_FILES.values(), Change, ActionResult, Problem]
     _, schemas = models_json_schema(
         [(model, "serialization") for model in models],
         ref_template="#/components/schemas/{model}",
@@ -147,7 +147,7 @@ def document() -> dict[str, Any]:
     }
     for path, handler in _ACTIONS.items():
         operation = _operation(handler, ActionResult, path)
-        operation["requestBody"] = {"content": _json(Action)}
+        operation["requestBody"] = {"content": _json(Change)}
         paths[f"{PREFIX}{path}"] = {"post": operation}
     for path, answer in _FILES.items():
         operation = _operation(Submission, answer, path)

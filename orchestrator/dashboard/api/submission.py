@@ -27,7 +27,7 @@ MOST_LINES = 3_000_000
 """Lines of a file that is taken: each bad one needs memory, and all of them a processor."""
 BODY_SECONDS = 1_800.0
 GRACE_SECONDS, LEAST_RATE = 30.0, 65_536
-"""A file has so many seconds to come, and one more for so many bytes: places are few."""
+"""Seconds that a file may take to arrive, and bytes for each further one: places are few."""
 FORMATS = ("jsonl", "json", "csv", "tsv")
 _TOO_LARGE = (
     f"body: the file has more than {LARGEST >> 20} MiB; split it, or use "
@@ -107,7 +107,7 @@ class Submission(Audited):
             self._problem = (f"body: Flower cannot keep the file: {error.strerror}", 507)
 
     def on_connection_close(self) -> None:
-        """Let go of a file that does not come to its end; one that is there is worked on."""
+        """Let go of a file that does not come to its end; a complete file is worked on."""
         whole: Any = self.request._body_future  # noqa: SLF001 - where Tornado notes that it is whole
         is_lost = not whole.done()
         super().on_connection_close()

@@ -64,7 +64,7 @@ function showHeld(one) {
     notes.push(el("div", { class: "alert alert-danger", role: "alert" },
       el("h2", { class: "h6" }, "This batch is held"),
       el("p", { class: "sf-wrap" }, `${many(one.held.runs)} in a row failed with the same error: ${one.held.message}`),
-      el("p", { class: "mb-2" }, "No more steps begin, so that nothing is paid for in vain. Correct the cause (a key, a model's name, the agent's code), then resume the batch, and retry the runs that failed."),
+      el("p", { class: "mb-2" }, "No more steps begin, so nothing is paid for in vain. Correct the cause (a key, a model's name, the agent's code), then resume the batch, and retry the runs that failed."),
       button("Resume the batch …", () => act("resume", "Resume this batch?", `${many(open(one))} go on.`), "danger")));
   }
   if (!one.sealed && one.submission_stalled && !one.cancel_requested) {

@@ -29,7 +29,7 @@ function filters() {
   return made;
 }
 
-/** Calls that were paid for; beside them those that may have been, and those that were not made. */
+/** Calls that were paid for; next to them those that may have been, and those that were not made. */
 const calls = (one) => {
   const beside = [[one.ambiguous_calls, "ambiguous"], [one.cached_calls, "cached"]].filter(([many]) => many);
   return el("span", {}, count(one.calls), beside.map(([many, kind]) => el("div", { class: "small sf-muted" }, `+ ${count(many)} ${kind}`)));
@@ -58,7 +58,7 @@ async function load() {
   const by = days.rows.map((one) => ({ name: one.group.day, value: Number(one.usd), text: usd(one.usd) })).sort((a, b) => a.name.localeCompare(b.name));
   const { total } = found;
   fill(shown,
-    facts([["Paid", usd(total.usd, total.default_priced_calls > 0)], ["Calls", calls(total)], ["Of it lost", usd(total.lost_usd)], ["May have been paid beside", usd(total.ambiguous_usd)], ["Saved by caches", usd(total.saved_usd)], ["Cached tokens", `${count(total.cached_tokens)} of ${count(total.input_tokens)}`]]),
+    facts([["Paid", usd(total.usd, total.default_priced_calls > 0)], ["Calls", calls(total)], ["Of it lost", usd(total.lost_usd)], ["May also have been paid", usd(total.ambiguous_usd)], ["Saved by caches", usd(total.saved_usd)], ["Cached tokens", `${count(total.cached_tokens)} of ${count(total.input_tokens)}`]]),
     found.unpriced_models.length ? el("div", { class: "alert alert-warning", role: "status" }, `No price is known for ${found.unpriced_models.join(", ")}: their costs are guesses until model_pricing.json names them.`) : null,
     by.length ? el("section", { "aria-label": "Costs by day" }, el("h2", { class: "h5" }, "By day"), columns("USD by day", by), el("p", { class: "sf-muted small" }, `${by[0].name} to ${by[by.length - 1].name}`)) : null,
     el("h2", { class: "h5" }, `By ${chosen.join(" and ")}`),

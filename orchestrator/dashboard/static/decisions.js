@@ -58,7 +58,7 @@ async function answer(same, reload, scope) {
 }
 
 /**
- * Buttons that decide equal calls, as the API has them; `reload` is called behind each. The scope is
+ * Buttons that decide equal calls, as the API has them; `reload` is called after each. The scope is
  * the `filter` of the calls, and whether the page `isAll`, so that it has all of them.
  */
 export function decisions(same, reload, scope = {}) {

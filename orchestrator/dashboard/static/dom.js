@@ -4,7 +4,7 @@ const SHOWN = 4000;
 const UNSEEN = /[^\P{C}\r\n\t]|\r(?!\n)|[\p{Zl}\p{Zp}]/gu;
 const READ = new Set(["title", "aria-label", "placeholder"]); // attributes that people read
 
-/** A text whose characters can all be seen: others could hide words, or turn around those beside them. */
+/** A text whose characters can all be seen: others could hide words, or turn around those next to them. */
 export const visible = (text) => text.replace(UNSEEN, "\ufffd");
 
 const nodes = (children) => children.flat(Infinity).filter((one) => one !== null && one !== undefined && one !== false).map((one) => (typeof one === "string" ? visible(one) : one));

@@ -61,7 +61,7 @@ function fleet(found) {
   const alive = overview.workers.filter((one) => one.alive);
   const pause = overview.paused
     ? button("Resume the fleet", () => change("/fleet/resume", { title: "Resume the fleet?", button: "Resume" }, "The fleet goes on."))
-    : button("Pause the fleet", () => change("/fleet/pause", { title: "Pause the whole fleet?", text: "Steps under way are finished; no other one begins.", button: "Pause", danger: true }, "The fleet is paused."), "outline-danger");
+    : button("Pause the fleet", () => change("/fleet/pause", { title: "Pause the whole fleet?", text: "Running steps finish; no others begin.", button: "Pause", danger: true }, "The fleet is paused."), "outline-danger");
   return [
     overview.paused ? el("div", { class: "alert alert-warning", role: "status" }, "The fleet is paused: no step begins.") : null,
     findings(checks),

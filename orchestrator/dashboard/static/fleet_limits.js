@@ -66,7 +66,7 @@ function clear(name) {
 }
 
 function raise(name, field, before) {
-  const question = { title: `Raise ${words(field)} of ${name}`, text: "It holds at once for the whole fleet.", fields: [{ label: words(field), name: field, value: before ?? "" }], button: "Raise", stays: true };
+  const question = { title: `Raise ${words(field)} of ${name}`, text: "It takes effect at once for the whole fleet.", fields: [{ label: words(field), name: field, value: before ?? "" }], button: "Raise", stays: true };
   const act = (given) => {
     if (!given[field].trim()) throw refused(field, "write the new budget");
     return send(name, given, {});
@@ -95,7 +95,7 @@ function send(name, given, before) {
   for (const field of FIELDS.filter((one) => one in given)) {
     const text = given[field].trim();
     if (text === (before[field] ?? "")) continue;
-    if (!(field in OPTIONS) && !Number.isFinite(Number(text))) throw refused(field, `"${text}" is no number; write it as 1000 or 0.5`);
+    if (!(field in OPTIONS) && !Number.isFinite(Number(text))) throw refused(field, `"${text}" is not a number; write it as 1000 or 0.5`);
     overrides[field] = text === "" || field === "on_budget" ? text : field === "learn" ? text === "true" : Number(text);
   }
   return post(`${path(name)}/set`, { overrides });

@@ -19,13 +19,13 @@ const MEANING = {
   token_limit: "Its conversation is larger than token_limit. Raise the limit and go on.",
   time_limit: "Its steps took longer than time_limit. Raise the limit and go on.",
   retry_limit: "One step failed too often. A retry begins with that step.",
-  error: "A step failed with an error that a repetition does not mend. A retry begins with that step.",
+  error: "A step failed with a permanent error. A retry begins with that step.",
   finish_reason: "The model ended with a reason that this agent stops for.",
-  guard: "A guard ended it, as a budget that is spent. Raise it, then retry.",
-  user_requested: "Somebody has cancelled it, or the run that has started it has ended.",
+  guard: "A guard ended it, such as a spent budget. Raise it, then retry.",
+  user_requested: "It was cancelled, or the run that started it has ended.",
 };
 const SHORTENED = { length: "cut at the token limit (max_tokens)", content_filter: "cut by the provider's content filter" };
-const KINDS = { crash: "its worker was lost", late: "another worker had taken over", deferred: "tried again later", failed: "failed", interrupted: "broken off", retried: "taken back by a retry" };
+const KINDS = { crash: "its worker was lost", late: "another worker had taken over", deferred: "tried again later", failed: "failed", interrupted: "interrupted", retried: "taken back by a retry" };
 const LIMITS = [
   { label: "max_steps", name: "max_steps", type: "number" },
   { label: "time_limit (seconds)", name: "time_limit", type: "number" },
@@ -52,13 +52,13 @@ function buttons(run) {
     }, question.danger ? "outline-danger" : "outline-primary");
   const made = [];
   if (isOver(run) && run.status !== "completed") {
-    made.push(act("retry", { title: "Retry this run?", text: "It goes on with the step that failed; what went well is kept.", button: "Retry" }));
+    made.push(act("retry", { title: "Retry this run?", text: "It continues with the step that failed; completed steps are kept.", button: "Retry" }));
     made.push(act("retry", { title: "Raise limits and go on?", text: "Leave empty what stays as it is.", fields: LIMITS, button: "Raise and go on" }, (given) => ({ overrides: numbers(given) })));
   }
   if (isOver(run)) made.push(act("send", { title: "Send a message", text: "The run goes on with its whole conversation.", fields: [{ label: "Message", name: "message", type: "textarea" }], button: "Send" }, (given) => ({ message: given.message }), () => "The run goes on."));
   if (run.status === "paused") made.push(act("resume", { title: "Resume this run?", button: "Resume" }));
   else if (!isOver(run)) made.push(act("pause", { title: "Pause this run?", text: "It stops before its next step or tool.", button: "Pause" }));
-  if (!isOver(run)) made.push(act("cancel", { title: "Cancel this run?", text: "A step under way is broken off.", button: "Cancel", danger: true }));
+  if (!isOver(run)) made.push(act("cancel", { title: "Cancel this run?", text: "A running step is interrupted.", button: "Cancel", danger: true }));
   if (run.steps) made.push(button("Fork", () => fork()));
   made.forEach((one) => { one.id = `act-${one.textContent.toLowerCase().replaceAll(" ", "-")}`; });
   return el("div", { class: "sf-buttons" }, made);
@@ -67,7 +67,7 @@ function buttons(run) {
 async function fork(at = found.run.steps - 1, title = "Fork this run") {
   const fields = [
     { label: `Keep steps (0 to ${found.run.steps})`, name: "at", type: "number", value: String(at) },
-    { label: "Message in place of the one that it had there", name: "message", type: "textarea" },
+    { label: "Message in place of the one there", name: "message", type: "textarea" },
     { label: "Model", name: "model", hint: "as before" },
     ...LIMITS,
   ];
@@ -236,7 +236,7 @@ async function beside() {
   const { run } = there;
   const row = (name, read) => [name, read(found.run), read(run)];
   const heads = ["", "this run", el("a", { href: page(`/runs/${encodeURIComponent(other)}`) }, "the other")].map((name) => ({ name }));
-  return [table("This run beside another", heads, [
+  return [table("This run next to another", heads, [
     row("Status", (one) => badge(one.status)), row("Stop reason", (one) => one.stop_reason || ""), row("Steps", (one) => count(one.steps)),
     row("Tokens", (one) => count(one.tokens)), row("Cost", (one) => usd(one.cost_usd)), row("Active", (one) => duration(one.active_seconds)), row("Error", (one) => one.error || ""),
   ]), stepsBeside(found.steps, there.steps, heads)];
@@ -249,8 +249,8 @@ function stepsBeside(mine, theirs, heads) {
   const from = all.find(differs);
   if (from === undefined) return all.length ? el("p", {}, "The steps of this page are alike in both.") : null;
   const cell = (one) => (one ? el("div", { class: "sf-wrap" }, [...one.tool_calls.map((call) => `${call.tool}(${call.arguments ?? ""}) → ${call.error ?? call.result ?? ""}`), one.text, ...one.errors].filter(Boolean).map((text) => el("p", { class: "mb-1" }, text.length > 400 ? `${text.slice(0, 400)}…` : text))) : "none");
-  return el("details", { class: "sf-folded mb-3", "data-key": "beside", open: true }, el("summary", {}, `They part with step ${first + from}`),
-    table("Steps beside each other", heads, all.slice(from).map((at) => [`Step ${first + at}${differs(at) ? "" : " (alike)"}`, cell(mine[at]), cell(theirs[at])])));
+  return el("details", { class: "sf-folded mb-3", "data-key": "beside", open: true }, el("summary", {}, `They differ from step ${first + from}`),
+    table("Steps side by side", heads, all.slice(from).map((at) => [`Step ${first + at}${differs(at) ? "" : " (alike)"}`, cell(mine[at]), cell(theirs[at])])));
 }
 
 let turn = 0;
@@ -327,7 +327,7 @@ follow([`run:${id}`, `text:${id}`, "fleet"], (topic, data) => {
   else if (topic !== "fleet" || isOfFleet(data)) load();
 });
 
-/** Whether the page shows what changes without this run: runs beside it, and a pause of the fleet. */
+/** Whether the page shows what changes without this run: runs next to it, and a pause of the fleet. */
 function isOfFleet({ paused }) {
   if (!found || isOver(found.run)) return children.some((one) => !isOver(one));
   return paused !== found.fleet_paused || Object.keys(found.before).length > 0 || children.some((one) => !isOver(one));

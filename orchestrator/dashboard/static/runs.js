@@ -169,7 +169,7 @@ function narrowed(narrow, name, value) {
 function empty() {
   if (shown.next) return `None among the ${count(shown.looked)} runs looked at. Press "Search on" to look at older ones.`;
   if (query().get("cursor")) return "No more runs. Go back to the newest.";
-  if (Object.keys(filters()).length) return "No run matches. Take a condition of the filter away.";
+  if (Object.keys(filters()).length) return "No run matches. Remove a condition of the filter.";
   return "No runs yet. Submit one: stepfleet submit, stepfleet run, or fleet.submit() in Python.";
 }
 

@@ -8,10 +8,10 @@ const AT_ONCE = 500;
 const LISTED = 100;
 const OPEN = ["queued", "in_progress", "paused"];
 const VERBS = {
-  retry: { title: "Retry", done: "taken up again", statuses: ["failed", "stopped"], text: "Each goes on at its failed step; what went well is kept." },
-  cancel: { title: "Cancel", done: "cancelled", statuses: OPEN, danger: true, text: "Steps under way are broken off. A cancelled run can be retried." },
+  retry: { title: "Retry", done: "taken up again", statuses: ["failed", "stopped"], text: "Each continues at its failed step; completed steps are kept." },
+  cancel: { title: "Cancel", done: "cancelled", statuses: OPEN, danger: true, text: "Running steps are interrupted. A cancelled run can be retried." },
   pause: { title: "Pause", done: "paused", statuses: ["queued", "in_progress"], text: "No step of them begins until they are resumed." },
-  resume: { title: "Resume", done: "resumed", statuses: ["paused"], text: "They go on where they were paused." },
+  resume: { title: "Resume", done: "resumed", statuses: ["paused"], text: "They continue where they were paused." },
 };
 
 export class Selection {
@@ -115,7 +115,7 @@ export class Selection {
     const filters = this.filters();
     const conditions = Object.entries(filters).map(([name, value]) => `${value ? "" : "no "}${name.replaceAll("_", " ")} ${value}`.trim());
     const kinds = filters.status || filters.stop_reason ? [] : VERBS[verb].statuses.map((one) => one.replaceAll("_", " "));
-    return `Concerned are ${conditions.length ? `runs with ${conditions.join(", ")}` : "all runs of the fleet"}${kinds.length ? ` that are ${kinds.join(" or ")}` : ""}.`;
+    return `Affected are ${conditions.length ? `runs with ${conditions.join(", ")}` : "all runs of the fleet"}${kinds.length ? ` that are ${kinds.join(" or ")}` : ""}.`;
   }
 
   /** The requests of an action: ids in parts, or a filter for each status that it concerns. */

@@ -3,7 +3,7 @@
 Order: the variables STEPFLEET_PRICING_CONFIG and SPARK_PRICING_CONFIG, ./model_pricing.json,
 ~/.stepfleet/model_pricing.json, ~/.spark/model_pricing.json, the shipped table with the library
 `genai-prices` for models that it does not have, and at last one price for everything. What a file
-does not name, and has no default for, is looked for behind it.
+does not name, and has no default for, is looked for after it.
 """
 
 import functools
@@ -120,7 +120,7 @@ def _makes(seller: "Provider", model: str) -> bool:
 
 
 def _price(found: "ModelInfo", now: datetime, *, is_own: bool) -> Price | None:
-    """Return an entry as the fleet's price; None for one that is not by tokens of text."""
+    """Return an entry as the fleet's price; None if it is not by tokens of text."""
     standard = _rates(found.get_prices(now))
     if standard is None:
         return None

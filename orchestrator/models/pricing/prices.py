@@ -29,7 +29,7 @@ OTHER = "other"
 def tier_of(*stated: Any) -> str:
     """Return the first tier but the standard one that an answer names; "" for none.
 
-    The words are the providers', in lower case; what is no word is `other`.
+    The words are the providers', in lower case; anything but a word is `other`.
     """
     for one in stated:
         if not isinstance(one, str) or one in _STANDARD:

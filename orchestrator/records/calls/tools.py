@@ -100,7 +100,7 @@ MOST_OF_TRACEBACKS = 16_000
 
 
 def with_few_tracebacks(records: tuple[ToolCallRecord, ...]) -> tuple[ToolCallRecord, ...]:
-    """Return a step's records with so many characters of tracebacks: every claim reads them."""
+    """Return a step's records with short tracebacks: every claim reads them."""
     left, kept = MOST_OF_TRACEBACKS, []
     for record in records:
         error = record.error

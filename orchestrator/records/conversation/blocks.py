@@ -51,7 +51,7 @@ def to_blocks(messages: Iterable[Message]) -> list[BlockMessage]:
 def from_blocks(messages: Iterable[Mapping[str, Any]]) -> tuple[Message, ...]:
     """Return the flat form: one tool message per `toolResult`, calls on their assistant message.
 
-    Raises `ValueError` (pydantic's `ValidationError` among them) on what is no block message.
+    Raises `ValueError` (pydantic's `ValidationError` among them) for anything but a block message.
     """
     found: list[Message] = []
     names: dict[str | None, str] = {}

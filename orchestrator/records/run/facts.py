@@ -57,7 +57,7 @@ class Erring(Protocol):
         """What went wrong, and why its answer was refused."""
 
 
-class Refused(Protocol):
+class Discarded(Protocol):
     """An attempt at a step that was not committed."""
 
     @property
@@ -77,7 +77,7 @@ class Refused(Protocol):
         """The code of that failure, where it is known."""
 
 
-def last_error(steps: Sequence[Erring], lost: Iterable[Refused] = ()) -> LastError | None:
+def last_error(steps: Sequence[Erring], lost: Iterable[Discarded] = ()) -> LastError | None:
     """Return the last error of an execution with these steps; None where there is none.
 
     Of several errors in a step it is the one that occurred in most steps. A refused answer counts

@@ -30,7 +30,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 
 
 class DebugSummary(Record):
-    """What a run came to. `finish_reason` is that of the last step; costs are in USD."""
+    """The end of a run. `finish_reason` is that of the last step; costs are in USD."""
 
     run_id: str
     agent_name: str

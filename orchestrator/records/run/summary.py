@@ -44,7 +44,7 @@ class RunSummary(Record):
 class RunPage(Record):
     """A page of runs, the newest first. `next` is the cursor of the next page, None at the end.
 
-    A page may have fewer runs than its limit, or none, and a `next`: so many runs (`looked_at`)
+    A page may have fewer runs than its limit, or none, and a `next`: `looked_at` runs
     were looked at, and more may match.
     """
 
@@ -56,7 +56,7 @@ class RunPage(Record):
 class RunTree(Record):
     """A run and the runs that its calls have started, in the order of these calls.
 
-    `left_out` counts those that are not in `below`, since the tree was to be no larger.
+    `left_out` counts those left out of `below`, to keep the tree within its limit.
     """
 
     run: RunSummary
@@ -148,9 +148,9 @@ class RunTimeline(Record):
     `lost_attempts` is how many attempts at its steps were not committed, `lost` the newest ones,
     and `lost_cost_usd` what their calls have cost, or may have.
     `reason` says why it has stopped, or goes on, and `evaluations` what each criterion has decided
-    behind its last step. `waits_for` is what its next step waits for now; `before` are runs that
+    after its last step. `waits_for` is what its next step waits for now; `before` are runs that
     have to end before its first one, with their statuses, `unknown` where one is not created yet.
-    `given` is what it has received behind its last step, and `given_cut` whether that is cut.
+    `given` is what it has received after its last step, and `given_cut` whether that is cut.
     `fleet_paused` is true where it has not ended and the whole fleet is paused. `content` is false
     where texts are hidden.
     """

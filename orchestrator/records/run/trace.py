@@ -79,7 +79,7 @@ class Task(Record):
 
 
 class PlanningStep(Record):
-    """Text of the model that is not its final answer: a plan, a thought beside its calls."""
+    """Text of the model that is not its final answer: a plan, a thought with its calls."""
 
     type: Literal["planning"] = "planning"
     plan: str

@@ -24,7 +24,7 @@ def duration(text: str) -> int | None:
 
 
 LONGEST = 300
-"""Characters of a common form at the most."""
+"""Most characters of a common form."""
 _READ = 4 * LONGEST
 _ID = 8
 """Hexadecimal digits from which a word with a digit is an id."""
@@ -51,7 +51,7 @@ _PARTS = re.compile(
     re.VERBOSE | re.IGNORECASE | re.DOTALL,
 )
 _HOST = re.compile(r"[^/?#]*")
-# Without possessive groups: Python 3.11.2 goes on behind a part of one that did not match.
+# Without possessive groups: Python 3.11.2 goes on after a part of one that did not match.
 _NUMBERS = re.compile(r"(?:(?<!\w)-)?#(?:[-.,:/_+]\s?#)*")
 _VALUES = re.compile(rf"{_VALUE}(?:,\s?{_VALUE})+")
 _HEX = re.compile(r"[0-9a-f]+", re.IGNORECASE)

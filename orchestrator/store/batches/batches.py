@@ -91,7 +91,7 @@ class Batches(Gateway):
         """Return a batch's manifest. Raises `NotFoundError` if there is none of that id."""
         manifest = await self.find(batch_id)
         if manifest is None:
-            msg = f"no batch has the id {batch_id!r}; 'stepfleet status' lists those that are there"
+            msg = f"no batch has the id {batch_id!r}; 'stepfleet status' lists the batches"
             raise NotFoundError(msg)
         return manifest
 
@@ -113,7 +113,7 @@ class Batches(Gateway):
         return None
 
     async def extend(self, manifest: Manifest, rows: int, total: int, agent: str) -> Manifest:
-        """Open a batch for `rows` more rows, as one that is not sealed, and return it.
+        """Open a batch for `rows` more rows, not sealed, and return it.
 
         Raises `ConfigurationError` where another command has added rows meanwhile.
         """
@@ -176,7 +176,7 @@ class Batches(Gateway):
     ) -> tuple[list[BatchProgress], Place | None]:
         """Return up to `limit` batches, the newest first, and the place of the last one, if any.
 
-        They come behind the place `after`. Those that are past their retention are forgotten.
+        They come after the place `after`. Those that are past their retention are forgotten.
         """
         execute = self._connection.execute
         first = 0
@@ -265,7 +265,7 @@ class Batches(Gateway):
     async def ended_after(
         self, batch_id: str, places: Mapping[int, int], limit: int
     ) -> list[EndedPage]:
-        """Return up to `limit` runs per shard that ended behind its place in `places`."""
+        """Return up to `limit` runs per shard that ended after its place in `places`."""
         last = ("+inf", "WITHSCORES", "LIMIT", 0, limit)
         reads = (
             ("ZRANGEBYSCORE", self._keys.ended(shard, batch_id), f"({places.get(shard, 0)}", *last)

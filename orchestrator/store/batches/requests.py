@@ -27,7 +27,7 @@ from stepfleet.orchestrator.store.pace import SweepPace
 ROWS = 1600
 """Rows in one page of a sweep."""
 STALE_SECONDS = 10.0
-"""A worker continues a sweep that has not moved for so long."""
+"""A worker continues a sweep that has not moved for this time."""
 MOST_AT_ONCE = 10
 LONGEST_MESSAGE = 500
 """Characters of the error that `BatchHold` quotes."""
@@ -91,7 +91,7 @@ class BatchRequests(Gateway):
         return request
 
     async def hold(self, batch_id: str, error: ErrorInfo, model: str, token: str, most: int) -> int:
-        """Count a run that is about to end with a permanent error; hold the batch behind `most`.
+        """Count a run that is about to end with a permanent error; hold the batch after `most`.
 
         Errors are alike where they differ in a few words. Runs that end in another way between them
         reset the count. Returns 0 where the run may
@@ -153,7 +153,7 @@ class BatchRequests(Gateway):
     async def go_on(self) -> int:
         """Finish sweeps that have not moved for some seconds; return how many.
 
-        A request that cannot be finished is logged and tried again later, behind the others.
+        A request that cannot be finished is logged and tried again later, after the others.
         Raises `StoreError` when Redis stays out of reach.
         """
         finished = 0
@@ -163,7 +163,7 @@ class BatchRequests(Gateway):
             except StoreError:
                 raise
             except Exception:
-                log.exception("the request to batch %s is put off", batch_id)
+                log.exception("the request to batch %s is postponed", batch_id)
                 await self._note(batch_id)
         return finished
 

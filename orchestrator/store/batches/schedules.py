@@ -34,7 +34,7 @@ MOST_AT_ONCE = 20
 MOST = 1_000
 """Schedules of a fleet."""
 RUN_NOW = " now"
-"""Behind a name, among the states: the id of the newest batch beside its ticks."""
+"""After a name, among the states: the id of the newest batch outside its ticks."""
 ROWS_SECONDS = 3600
 """How long lines stay that belong to no schedule (yet)."""
 
@@ -61,7 +61,7 @@ class Schedules(Gateway):
         """Store a new schedule; `agent` is its agent's configuration (JSON).
 
         Raises `ConfigurationError` where its name is taken. The lines come first, and expire where
-        their caller dies behind them.
+        their caller dies after them.
         """
         execute, name = self._connection.execute, schedule.name
         if int(await execute("HLEN", self._all)) >= MOST:
@@ -182,7 +182,7 @@ class Schedules(Gateway):
         await self._write(*place, schedule=schedule, state=state, look=look)
 
     async def note_run_now(self, name: str, batch_id: str) -> None:
-        """Store which batch was submitted beside a schedule's ticks, if the schedule is there."""
+        """Store which batch was submitted outside a schedule's ticks, if that exists."""
         if await self.is_there(name):
             await self._connection.execute("HSET", self._states, name + RUN_NOW, batch_id)
 
@@ -208,7 +208,7 @@ class Schedules(Gateway):
 
 
 def _is_there(name: str) -> ConfigurationError:
-    return ConfigurationError(f"schedule {name!r} is there; remove it first, or rename this")
+    return ConfigurationError(f"schedule {name!r} exists already; remove it first, or rename this")
 
 
 def _read(

@@ -176,7 +176,7 @@ class Folder:
 
     @property
     def log(self) -> Path:
-        """The server's log since its last start; the one before is beside it."""
+        """The server's log since its last start; the one before is next to it."""
         return self.root / "redis.log"
 
     @property
@@ -203,7 +203,7 @@ class Folder:
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise EmbeddedRedisError(
                 f"{self.root / 'address.json'} is damaged. Fix: delete that one file; the data "
-                "beside it is kept."
+                "is kept."
             ) from error
 
     def write_start(self, address: ServerAddress) -> None:

@@ -1,4 +1,4 @@
-"""The process beside a private server that ends it when its last user is gone.
+"""The process that ends a private server when its last user is gone.
 
 Run as a program by its path, apart from the package, so that it stays small: it must import the
 standard library only. Users share a file lock, which the operating system drops when they end,

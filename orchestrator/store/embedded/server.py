@@ -1,6 +1,6 @@
 """Starts, joins and leaves the private server of a folder; must not know its data.
 
-All users of a folder share one server. Users hold a shared file lock, and the guardian beside the
+All users of a folder share one server. Users hold a shared file lock, and the guardian of the
 server ends it when nobody holds that lock any more: after the last ``stop()``, or when the last
 user dies, by SIGKILL too.
 """
@@ -150,7 +150,7 @@ class Program:
 
     @property
     def name(self) -> str:
-        """Kind and version, as they are noted beside the data."""
+        """Kind and version, as they are noted with the data."""
         return f"{self.kind} {'.'.join(map(str, self.version)) or '(unknown version)'}"
 
 

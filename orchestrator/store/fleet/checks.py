@@ -248,7 +248,7 @@ def schedules(
         yield good("schedules", f"{len(views)} on time or paused")
 
 
-def people(asks: Sequence[Ask], count: int, now: datetime) -> Iterator[Check]:
+def approvals(asks: Sequence[Ask], count: int, now: datetime) -> Iterator[Check]:
     """Judge the calls that wait for people, by those that have waited longest; all are `count`.
 
     A warning: a time limit that decides itself is near, or over.
@@ -332,7 +332,7 @@ class FleetRead:
 
 
 async def read_fleet(store: Store) -> FleetRead:
-    """Return what is judged of a fleet. Raises `StoreError`."""
+    """Return the facts of a fleet that are judged. Raises `StoreError`."""
     named = await store.connection.execute("HGETALL", store.keys.of(keys.NAMES))
     announced, unread, problem = [], {}, ""
     for name in sorted(named):
@@ -371,7 +371,7 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     yield from outages([str(one) for one in seen.outages])
     yield from limits(read.problem, seen.limited)
     yield from schedules(read.schedules, read.now, served=bool(alive))
-    yield from people(read.asks, read.asks_in_all, read.now)
+    yield from approvals(read.asks, read.asks_in_all, read.now)
     yield agents(read.names)
     for name, why in read.unread.items():
         yield warn(f"agent {name}", why, "restart its workers: they announce it anew")

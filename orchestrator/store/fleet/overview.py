@@ -41,7 +41,7 @@ _MOVES = frozenset({Lifecycle.QUEUED, Lifecycle.IN_PROGRESS})
 class WorkerSeen(Record):
     """A worker process as it last reported. `seen_seconds_ago` grows when it is gone.
 
-    `name` is that of its node in Celery, with the process id behind it for a child of a pool;
+    `name` is that of its node in Celery, with the process id after it for a child of a pool;
     `process` is `host:pid`. `queues` are the queues that it serves (None where it does not report
     them), `tool_queues` those that the tools of its agents need. `stopping`: it takes no new steps;
     `version` is that of stepfleet, `rss_bytes` the process's memory; those of a version that does
@@ -97,7 +97,7 @@ class Need(Record):
 
 
 def workers_seen(reports: Mapping[str, str], *, now: float, lease: float) -> list[WorkerSeen]:
-    """Return the workers behind `reports`; one that is silent for half a lease counts as gone.
+    """Return the workers behind `reports`; those silent for half a lease count as gone.
 
     Beyond the end of its last leases it holds nothing. `now` and `lease` are in seconds.
     """
@@ -179,7 +179,7 @@ async def is_paused(store: Store) -> bool:
 
 
 async def troubles(store: Store) -> list[str]:
-    """Return what keeps all workers from their work, each with its fix."""
+    """Return the problems that stop all workers, each with its fix."""
     found = _that_stop(await server_info(store.connection))
     return found if store.dispatch.in_script else [*found, *(await _waiting(store))[1]]
 
@@ -359,7 +359,7 @@ async def _oldest_waiting(store: Store, now: float) -> float | None:
 
 
 def _run_of(raw: str) -> str | None:
-    """Return the run of a task message; None for a message that is none of ours."""
+    """Return the run of a task message; None for a message of others."""
     try:
         message: Mapping[str, str] = orjson.loads(raw)
         run_id = orjson.loads(base64.b64decode(message["body"]))[0][0]

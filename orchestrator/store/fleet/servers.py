@@ -115,7 +115,7 @@ def redis_facts(url: str, *, prefix: str = "") -> RedisFacts:
 def refused_messages(urls: Iterable[str], prefix: str = "") -> list[dict[str, Any]]:
     """Return the facts of the messages in quarantine, the newest first.
 
-    `urls` are of the store and the broker; a broker that is no Redis has no quarantine. Raises as
+    `urls` are of the store and the broker; only a broker on Redis has a quarantine. Raises as
     `query`.
     """
     found = [
@@ -139,7 +139,7 @@ def query(url: str, read: Callable[[Client], T], *, seconds: float = _CONNECT_SE
     try:
         place = _place(url)
     except ValueError as error:
-        msg = f"STEPFLEET_REDIS_URL is no usable address ({error}); write redis://host:6379/0"
+        msg = f"STEPFLEET_REDIS_URL cannot be used ({error}); write redis://host:6379/0"
         raise ConfigurationError(msg) from None
     try:
         with contextlib.closing(_client(url, seconds)) as client:
@@ -150,7 +150,7 @@ def query(url: str, read: Callable[[Client], T], *, seconds: float = _CONNECT_SE
             f"STEPFLEET_REDIS_URL ({url.partition('://')[0]}://USER:PASSWORD@host:6379)"
         )
         raise ConfigurationError(msg) from None
-    # The client's own exception for a cluster of which no node answers is no RedisError.
+    # Where no node of a cluster answers, the client's exception is not a RedisError.
     except (RedisError, RedisClusterException, OSError) as error:
         lacks = isinstance(error, MasterNotFoundError)
         why = "no Sentinel names a master" if lacks else str(error).rstrip(".")
@@ -263,7 +263,7 @@ def infos_of_masters(client: Any, *sections: str) -> list[dict[str, Any]]:
 
 
 def cluster_facts(client: Any, shards: int) -> ClusterFacts:
-    """Return the facts of a cluster whose store has so many shards."""
+    """Return the facts of a cluster whose store has `shards` shards."""
     primaries: list[ClusterNode] = client.get_primaries()
     first = primaries[0]
     topology = Topology.parse(

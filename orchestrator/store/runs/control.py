@@ -51,7 +51,7 @@ _RUN = "run:"
 
 _IN_WORDS = {
     "cancelled": "was cancelled",
-    "requested": "is in a worker, which obeys at once, at the latest after its current step",
+    "requested": "is running; its worker stops it at once, at the latest after its current step",
     "paused": "was paused",
     "resumed": "was resumed",
     "retried": "is retried",

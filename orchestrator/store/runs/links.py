@@ -34,7 +34,7 @@ GONE, FULL, ENDED = "unknown", "full", "ended"
 class Owed:
     """What a run owes: its end to `calls`, a page of them, and `request` to `runs` it started.
 
-    `seen` is the number of its events by then: behind another one it owes anew.
+    `seen` is the number of its events by then: after another one it owes anew.
     """
 
     calls: tuple[Work, ...] = ()
@@ -60,7 +60,7 @@ class Links(Gateway):
         return Lifecycle(reply[1]) if reply[0] == "ended" else None
 
     async def owed(self, run_id: str) -> Owed:
-        """Return what a run owes to others now."""
+        """Return the notices that a run owes to others now."""
         key = self._keys.run(run_id)
         header, addresses = await self._connection.execute_all(
             ("HMGET", key, "status", "returns", "reach", "orphans", "waiting", "step", "seq"),
@@ -102,7 +102,7 @@ class Links(Gateway):
         """Return the runs that calls of a run's open step have started, ended ones too."""
         journal = f"{self._keys.run(run_id)}:journal"
         names = await self._connection.execute("HKEYS", journal)
-        # What people are asked has such a key, too, which is no run's id.
+        # Calls that wait for a person have such a key, too, which is not a run's id.
         names = sorted((one for one in names if one.startswith("k:")), key=lambda one: int(one[2:]))
         if not names:
             return ()

@@ -2,7 +2,7 @@
 
 A shard has a list of runs per status, and per stop reason of those that have ended, in the order of
 their creation. Scripts keep them with the run's own records. Other conditions are held against the
-headers of so many runs that a page takes a bounded time; the cursor says where to go on.
+headers of a bounded number of runs; the cursor says where to go on.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ LARGEST_STATE = 65_536
 TIDY_MS = 5_000
 TIDIED = 250
 MOST_TIDIED = 40
-"""Pages of one list that are put right in one turn, at the most."""
+"""Pages of one list that are put right in one turn, at most."""
 LISTS = tuple(dict.fromkeys([*map(str, Lifecycle), *map(str, StopReason)]))
 _FIELDS = (
     *("agent", "status", "stop_reason", "error", "batch", "line", "tenant", "created", "updated"),
@@ -101,7 +101,7 @@ class RunFilter:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The place behind a run in the order of lists: its time of creation in ms, and its id.
+    """The place after a run in the order of lists: its time of creation in ms, and its id.
 
     Of a batch it is the row of its run.
     """
@@ -121,7 +121,7 @@ class Cursor:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the cursor in a text. Raises `ConfigurationError` for text that is none."""
+        """Return the cursor in a text. Raises `ConfigurationError` for other text."""
         try:
             place, run_id = orjson.loads(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
             if isinstance(place, int) and isinstance(run_id, str) and 0 <= place < 1 << 53:
@@ -163,7 +163,7 @@ class RunLists(Gateway):
         cursor: Cursor | None = None,
         selected: Selected | None = None,
     ) -> RunPage:
-        """Return up to `limit` runs behind the cursor, only those `selected` where that is given.
+        """Return up to `limit` runs after the cursor, only those `selected` where that is given.
 
         Raises `StoreError`.
         """

@@ -255,7 +255,7 @@ class RunReader(Gateway):
         return replace(run, agent=agent.name, header=header, config=config)
 
     async def events(self, run_id: str, after: str = "0") -> tuple[list[dict[str, Any]], str]:
-        """Return the events behind the position `after`, and the position to go on from.
+        """Return the events after the position `after`, and the position to go on from.
 
         Each has its `sequence` number, from 1 without gaps, and an `event_id` made of it.
         """
@@ -289,7 +289,7 @@ class RunReader(Gateway):
         ]
 
     async def logs(self, steps: Sequence[tuple[str, int]]) -> list[Fields]:
-        """Return the logs of runs with so many steps, by the steps' numbers; no inputs."""
+        """Return the logs of runs with that many steps, by the steps' numbers; no inputs."""
         reads = (
             ("HMGET", f"{self._keys.run(run_id)}:log", *range(count))
             for run_id, count in steps
@@ -433,7 +433,7 @@ def steps_of(header: Fields) -> int:
 
 
 def in_parts(found: Iterable[Found]) -> Iterator[list[Found]]:
-    """Yield runs in parts whose logs have `STEPS` steps together at the most, or one run each."""
+    """Yield runs in parts whose logs have at most `STEPS` steps together, or one run each."""
     part: list[Found] = []
     steps = 0
     for one in found:
@@ -488,7 +488,7 @@ def _newest_error(header: Fields, fields: Fields, lost: Mapping[str, str]) -> La
 
 
 def _about(messages: int) -> int:
-    """Return how many steps may hold so many messages."""
+    """Return how many steps may hold that many messages."""
     return -(-messages // _MESSAGES_PER_STEP)
 
 

@@ -65,7 +65,7 @@ class _Given(NamedTuple):
 
 
 class _Handing(Record):
-    """What a log entry says of the agents before and behind its step."""
+    """What a log entry says of the agents before and after its step."""
 
     model_config = ConfigDict(extra="ignore")
 
@@ -194,7 +194,7 @@ class Timelines(Gateway):
             return ()
 
     async def _given(self, key: str, numbers: Sequence[int]) -> dict[int, _Given]:
-        """Return what the run was given when it had done so many steps, where it was."""
+        """Return what the run was given after that many steps, if anything."""
         names = [f"input:{number}" for number in numbers]
         sizes = await self._connection.execute_all(
             *(("HSTRLEN", f"{key}:log", name) for name in names)
@@ -312,7 +312,7 @@ def _why(stored: str | None) -> tuple[str, tuple[Evaluated, ...]]:
 
 
 def _logged(numbers: Sequence[int], stored: dict[int, str | None], *, content: bool) -> list[_Read]:
-    """Return the steps, at most so many that they have a few pages of bytes when unpacked."""
+    """Return the steps, at most a few pages of unpacked bytes."""
     found: list[_Read] = []
     size = 0
     for number in numbers:

@@ -173,7 +173,7 @@ class ToolCalls(Gateway):
     ) -> Arrived:
         """Give a call that waits for another run, or a person, its answer; the first one counts.
 
-        A person's decision does not count behind the time limit of the call, or of the run. `key`
+        A person's decision does not count after the time limit of the call, or of the run. `key`
         names what it waits for (see `wait_key`). `agent` labels the step that goes on, `events` are
         the run's. Raises `StoreError` when Redis stays out of reach.
         """

@@ -134,7 +134,7 @@ def check_nesting(value: Any, field: str) -> None:
 
 
 def is_too_deep(value: Any, levels: int = MAX_DEPTH) -> bool:
-    """Return whether a value has more levels; one that holds itself has."""
+    """Return whether a value has more levels; a value that holds itself has."""
     level = [value]
     for _ in range(levels):
         # By identity: a value in many places is visited once per level.

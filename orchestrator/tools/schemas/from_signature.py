@@ -382,6 +382,6 @@ def _inner(core: Core) -> Iterator[Core]:
             yield from one
     fields = core.get("fields")
     parts = fields.values() if isinstance(fields, Mapping) else fields or ()
-    for part in parts:  # a dataclass has their names beside them
+    for part in parts:  # a dataclass has their names next to them
         if isinstance(part, Mapping) and part.get("required", part["schema"]["type"] != "default"):
             yield part["schema"]

@@ -134,7 +134,7 @@ def schema_of(output_type: Any) -> SchemaHandle:
     """Return the schema of a type that pydantic knows, or of a JSON Schema given as a dict.
 
     One type has one handle. Raises `ConfigurationError` that names the fix where the data of a
-    dict's schema would be no object, or the schema cannot be used.
+    dict's schema would not be an object, or the schema cannot be used.
     """
     if isinstance(output_type, Mapping):
         return handle_of(output_type)

@@ -40,22 +40,22 @@ _OPENING = re.compile(r"\((?:\?(?:P?<[^>]*>|([a-zA-Z-]*)[:)]))?")
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class PatternCost:
     """The cost of a pattern: `atoms` that may be active at once, and `size` in bytes."""
 
     atoms: int = 0
     size: int = 0
 
-    def __add__(self, other: "Cost") -> "Cost":
-        return Cost(self.atoms + other.atoms, self.size + other.size)
+    def __add__(self, other: "PatternCost") -> "PatternCost":
+        return PatternCost(self.atoms + other.atoms, self.size + other.size)
 
-    def times(self, count: int) -> "Cost":
+    def times(self, count: int) -> "PatternCost":
         """Return the cost of `count` copies."""
-        return Cost(self.atoms * count, self.size * count)
+        return PatternCost(self.atoms * count, self.size * count)
 
 
 class TooMuchMatchingError(Exception):
-    """A text is too long for a pattern that has so many parts."""
+    """A text is too long for a pattern with that many parts."""
 
 
 def matches(pattern: str, text: str) -> bool:
@@ -70,7 +70,7 @@ def matches(pattern: str, text: str) -> bool:
     return found.isinstance_python(text)
 
 
-def compiled(pattern: str) -> Cost:
+def compiled(pattern: str) -> PatternCost:
     """Compile `pattern` and return its cost.
 
     Raises `ConfigurationError` for one that is wrong, too large, or needs backtracking.
@@ -82,11 +82,11 @@ class _Compiled:
     """Compiled patterns, the latest used ones of them; for any thread."""
 
     def __init__(self) -> None:
-        self._kept: OrderedDict[str, tuple[Cost, SchemaValidator]] = OrderedDict()
+        self._kept: OrderedDict[str, tuple[PatternCost, SchemaValidator]] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
 
-    def of(self, pattern: str) -> tuple[Cost, SchemaValidator]:
+    def of(self, pattern: str) -> tuple[PatternCost, SchemaValidator]:
         with self._lock:
             if known := self._kept.get(pattern):
                 self._kept.move_to_end(pattern)
@@ -105,7 +105,7 @@ class _Compiled:
 _compiled = _Compiled()
 
 
-def _made(pattern: str) -> tuple[Cost, SchemaValidator]:
+def _made(pattern: str) -> tuple[PatternCost, SchemaValidator]:
     if len(pattern) > LONGEST:
         raise ConfigurationError(
             f"pattern {pattern[:100]!r} cannot be used: it has more than {LONGEST} characters"
@@ -150,14 +150,14 @@ def patterns_of(schema: Mapping[str, Any]) -> list[str]:
     return [*patterns, single] if isinstance(single, str) else patterns
 
 
-def cost_of(pattern: str) -> Cost:
+def cost_of(pattern: str) -> PatternCost:
     """Return the cost of a pattern.
 
     Raises `ConfigurationError` for the flag `x`, under which a pattern reads differently, and for
     classes that this module may read in another way than the engine.
     """
-    outer: list[Cost] = []
-    total, last, at = Cost(), Cost(), 0
+    outer: list[PatternCost] = []
+    total, last, at = PatternCost(), PatternCost(), 0
     while at < len(pattern):
         one = pattern[at]
         if counted := _COUNT.match(pattern, at):
@@ -167,11 +167,11 @@ def cost_of(pattern: str) -> Cost:
             at = _opened(pattern, at)
             if pattern[at - 1] != ")":  # `(?i)` opens nothing
                 outer.append(total)
-                total = Cost()
-            last = Cost()
+                total = PatternCost()
+            last = PatternCost()
         elif one == ")":
             last, at = total, at + 1
-            total = (outer.pop() if outer else Cost()) + last
+            total = (outer.pop() if outer else PatternCost()) + last
         elif one in "*+?|^$":
             at += 1
         else:
@@ -196,17 +196,17 @@ def _opened(pattern: str, at: int) -> int:
     return opening.end()
 
 
-def _atom(pattern: str, at: int) -> tuple[Cost, int]:
+def _atom(pattern: str, at: int) -> tuple[PatternCost, int]:
     """Return the cost of the atom at `at`, and its end."""
     if pattern[at] == "[":
         end = _class_end(pattern, at)
         inside = pattern[at:end]
         heavy = sum(_escaped(one) for one in _ESCAPE.findall(inside))
         # `[[:word:]]` is ASCII; a range may cover several lengths of UTF-8.
-        return Cost(1, _DOT + heavy + _LITERAL * len(inside)), end
+        return PatternCost(1, _DOT + heavy + _LITERAL * len(inside)), end
     if escape := _ESCAPE.match(pattern, at):
-        return Cost(1, _escaped(escape.group())), escape.end()
-    return Cost(1, _DOT if pattern[at] == "." else _LITERAL), at + 1
+        return PatternCost(1, _escaped(escape.group())), escape.end()
+    return PatternCost(1, _DOT if pattern[at] == "." else _LITERAL), at + 1
 
 
 def _escaped(escape: str) -> int:

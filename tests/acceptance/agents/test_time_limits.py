@@ -42,7 +42,7 @@ def test_a_hard_time_limit_is_a_timeout_of_the_model_and_no_endless_repetition(
     assert [error.type for error in failed.errors] == [ErrorType.TIMEOUT]
     ledger = sorted((lost.kind, lost.ambiguous) for lost in result.lost_attempts)
     assert ledger == [("deferred", True), ("failed", True)]
-    assert worker.log.count("was broken off: the step took longer than the task's time limit") == 2
+    assert worker.log.count("was interrupted: the step took longer than the task's time limit") == 2
 
 
 @pytest.mark.parametrize("pool", POOLS)

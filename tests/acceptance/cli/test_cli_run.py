@@ -493,7 +493,7 @@ TWO = '{"id": "a", "input": "x"}\n'
         ({}, RUN[:4], "OPENAI_API_KEY is not set"),
         ({}, (*RUN[:4], "--simulate", "nowhere.py:rules"), "nowhere.py"),
         ({}, (*RUN[:4], "--simulate", "rules.py:nope"), "nope"),
-        ({}, (*RUN, "--simulate-latency", "soon"), "is no latency"),
+        ({}, (*RUN, "--simulate-latency", "soon"), "is not a latency"),
         ({}, (*RUN, "--simulate-faults", "2"), "--simulate-faults"),
         ({}, (*RUN[:4], "--simulate-faults", "0.1"), "needs --simulate RULES"),
         ({}, ("run", "questions.jsonl"), "--agents"),

@@ -28,7 +28,10 @@ def test_a_file_that_is_no_results_file_is_refused_before_a_batch_is_made(
 ) -> None:
     source, notes = (stepfleet.folder / name for name in ("lines.jsonl", "notes.jsonl"))
     notes.write_text('{"dear": "diary"}')
-    for out, says in ((notes, "line 1 is no result"), (source, "is the input file; name another")):
+    for out, says in (
+        (notes, "line 1 is not a result"),
+        (source, "is the input file; name another"),
+    ):
         before = out.read_bytes()
         refused = stepfleet("submit", str(source), *SUBMIT, "--wait", "--out", str(out))
         assert (refused.returncode, says in refused.stderr) == (2, True), refused.stderr

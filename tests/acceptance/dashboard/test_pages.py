@@ -155,7 +155,7 @@ def test_a_limit_is_set_and_the_fleet_is_paused_from_the_page(
     page.get_by_label("Name, as").fill("tenant:acme")
     page.get_by_label("requests per minute").fill("1,000")
     page.locator("dialog[open] button[type=submit]").click()
-    expect(page.locator("dialog[open] [role=alert]")).to_contain_text('"1,000" is no number')
+    expect(page.locator("dialog[open] [role=alert]")).to_contain_text('"1,000" is not a number')
     assert not fleet.limits.all()
     page.get_by_label("requests per minute").fill("60")
     page.get_by_label("usd per day").fill("2")

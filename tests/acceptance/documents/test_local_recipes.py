@@ -53,7 +53,7 @@ def test_a_wrong_answer_is_forked_compared_and_stepped(tmp_path: Path, model: Mo
     name, text = sample("debug-a-wrong-agent.md")
     (tmp_path / name).write_text(text, encoding="utf-8")
     said = ran(tmp_path, model, name)
-    assert said.startswith("4000\n40 dollars\nthey part at step 2\nstep 1 of run ")
+    assert said.startswith("4000\n40 dollars\nthey differ from step 2\nstep 1 of run ")
     assert "call:  price(product='lamp')\n    -> {\"cents\": 4000}" in said
     assert "the run ends: completed" in said
     run_id = re.findall(r"step 1 of run ([0-9a-f-]+)", said)[0]

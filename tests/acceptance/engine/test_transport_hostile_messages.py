@@ -77,7 +77,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
         "cannot be decoded",
     ),
     "no properties": (b'{"body": "", "headers": {}}', "properties"),
-    "bad base64": (json.dumps(message() | {"body": "a"}).encode(), "no base64"),
+    "bad base64": (json.dumps(message() | {"body": "a"}).encode(), "not valid base64"),
     "body of a wrong type": (json.dumps(message() | {"body": [1]}).encode(), "body is list"),
     "deep body": (
         json.dumps(message(b"[" * 200_000 + b"]" * 200_000)).encode(), "body cannot be decoded"

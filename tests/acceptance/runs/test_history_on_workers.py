@@ -139,7 +139,7 @@ def test_forks_go_other_ways_and_are_compared(
     assert len(bodies(shared, key, 1)) == 1
     told = stepfleet("compare", run_id, fork)
     assert told.returncode == 0, told.stderr
-    assert "They part at step 2: thought." in told.stdout
+    assert "They differ from step 2: thought." in told.stdout
     assert f"fork of {run_id} at 1" in told.stdout
     assert "+turn 3 by other" in told.stdout
     data = json.loads(stepfleet("compare", run_id, fork, "--json").stdout)

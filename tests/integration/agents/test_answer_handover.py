@@ -7,7 +7,7 @@ from support.runs.scripted_steps import Crash, Hands, call, say
 
 from stepfleet.orchestrator import AsyncFleet, RunStatus
 from stepfleet.orchestrator.protocol.fold import rebuild
-from stepfleet.orchestrator.records.outcome import Answer
+from stepfleet.orchestrator.records.outcome import RunAnswer
 
 
 class City(BaseModel):
@@ -51,7 +51,7 @@ async def test_each_worker_finds_the_pending_text_in_the_state(redis_url: str) -
         before = (await desk.stored(run_id)).state
         await hands.step(run_id, 0)
         claimed = await desk.claim(run_id, 1)
-        assert claimed.state.answer == Answer(text="Oslo")
+        assert claimed.state.answer == RunAnswer(text="Oslo")
         again = rebuild(before, (await desk.stored(run_id)).log)
         assert (again.answer, again.messages) == (claimed.state.answer, claimed.state.messages)
 

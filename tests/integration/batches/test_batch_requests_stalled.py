@@ -173,7 +173,7 @@ async def test_an_entry_that_cannot_be_read_keeps_no_other_batch_waiting(
     await desk.commit(claim, answered(claim))
     with caplog.at_level(logging.ERROR):
         await looked(desk)
-    assert f"batch {batch.id} is put off" in caplog.text
+    assert f"batch {batch.id} is postponed" in caplog.text
     assert f"batch {batch.id} cannot be settled" in caplog.text
     assert (await second.progress()).cancelled == RUNS
     assert await desk.opened.connection.execute("TTL", desk.opened.keys.run(own)) > 0

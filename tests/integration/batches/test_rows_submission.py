@@ -25,7 +25,7 @@ async def test_a_dict_is_worded_by_the_prompt_and_else_sent_as_json(fleet: Async
         assert run.state.messages[-1].text.startswith(text)
     with pytest.raises(ConfigurationError, match=r"'item.name'.*there are: price"):
         await fleet.submit(WORDED, {"price": 3})
-    with pytest.raises(ConfigurationError, match="'input' is no JSON data"):
+    with pytest.raises(ConfigurationError, match="'input' is not valid JSON data"):
         await fleet.submit(plain_agent(), {"a": object()})
 
 

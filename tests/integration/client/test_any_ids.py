@@ -149,7 +149,7 @@ def test_an_id_that_is_no_text_is_refused_by_its_type(
 def test_a_uuid_of_what_is_there_is_refused_with_the_fix(
     fleet: Fleet, verb: Callable[[Fleet, Any], Any]
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"is of type UUID; write text, as str\(id\)"):
+    with pytest.raises(ConfigurationError, match=r"is of type UUID; write text, such as str\(id\)"):
         verb(fleet, uuid4())
 
 

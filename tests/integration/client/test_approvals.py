@@ -182,14 +182,14 @@ async def test_events_of_requests_keep_arguments_to_themselves_by_default(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"cursor": "x"}, "cursor is none"),
-        ({"cursor": "nan x"}, "cursor is none"),
-        ({"cursor": "5"}, "cursor is none"),
+        ({"cursor": "x"}, "cursor is not one"),
+        ({"cursor": "nan x"}, "cursor is not one"),
+        ({"cursor": "5"}, "cursor is not one"),
         ({"limit": 0}, "limit is 0; write a number"),
         ({"limit": "many"}, "limit is 'many'; write a number"),
-        ({"tool": 5}, "'tool' is no condition with text; write"),
+        ({"tool": 5}, "'tool' is not a condition with text; write"),
         ({"kind": "Approvals"}, "kind is 'Approvals'; write approval or question"),
-        ({"aprove": False}, "'aprove' is no condition with text; did you mean 'approve'?"),
+        ({"aprove": False}, "'aprove' is not a condition with text; did you mean 'approve'?"),
     ],
 )
 async def test_a_page_that_cannot_be_is_refused_by_its_field(

@@ -167,7 +167,7 @@ async def test_the_id_of_a_batchs_run_is_no_single_runs(fleet: AsyncFleet) -> No
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"run_id": "order-77"}, r"no UUID; pass idempotency_key=.*uuid\.uuid5"),
+        ({"run_id": "order-77"}, r"not a UUID; pass idempotency_key=.*uuid\.uuid5"),
         ({"run_id": str(uuid4()), "idempotency_key": "a"}, "give one of them"),
         ({"idempotency_key": " "}, "idempotency_key is ' '; write text"),
         ({"idempotency_key": 77}, "idempotency_key is 77; write text"),
@@ -213,7 +213,7 @@ async def test_a_run_id_of_ones_own_is_submitted_once(fleet: AsyncFleet, desk: B
         ({"input": ""}, "field 'input' is empty"),
         ({"input": "x" * 1_048_577}, "the limit is 1,048,576"),
         ({"input": [{"role": "boss"}]}, "field 'input.0'"),
-        ({"input": "x", "run_id": "mine"}, "run_id 'mine' is no UUID"),
+        ({"input": "x", "run_id": "mine"}, "run_id 'mine' is not a UUID"),
         ({"input": "x", "delay": -1}, "delay is -1"),
         ({"input": "x", "delay": float("nan")}, "delay is nan"),
         ({"input": "x", "speed": 2}, "field 'speed' is not known"),

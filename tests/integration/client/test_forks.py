@@ -149,7 +149,7 @@ async def test_a_fork_joins_no_batch_and_the_tail_of_the_queue(
         ({"at": 1, "max_steps": 1}, r"would end at once.*raise it: fork with max_steps=2"),
         ({"at": 1, "colour": 1}, "field 'colour'"),
         ({"at": 1, "tools": ["fly"]}, "field 'tools': agent 'plain' has no tool 'fly'"),
-        ({"at": 1, "new_run_id": "x"}, "is no UUID"),
+        ({"at": 1, "new_run_id": "x"}, "is not a UUID"),
         ({"at": 1, "message": " "}, "field 'message' is empty"),
     ],
 )

@@ -223,9 +223,13 @@ async def test_a_value_that_json_does_not_have_never_stops_a_run_or_a_reader(
     assert returned.structured == {"value": 1}
     assert returned.steps[0].tool_calls[0].arguments == {"value": 1}
     if name in REFUSED:
-        with pytest.raises(ConfigurationError, match=r"'input' is (no JSON data|nested deeper)"):
+        with pytest.raises(
+            ConfigurationError, match=r"'input' is (not valid JSON data|nested deeper)"
+        ):
             await fleet.submit(walker(1, 1), {"value": value})
-        with pytest.raises(ConfigurationError, match=r"'metadata' is (no JSON data|nested deeper)"):
+        with pytest.raises(
+            ConfigurationError, match=r"'metadata' is (not valid JSON data|nested deeper)"
+        ):
             await fleet.submit(walker(1, 1), {"value": 1}, metadata={"value": value})
     result = await walk(fleet, redis_url, value, 1, value if name in TAKEN else 1)
     assert canonical_json(result.metadata)

@@ -76,7 +76,7 @@ async def test_what_is_wrong_with_an_address_is_said(
     error = await refusal(f"redis://127.0.0.1:{other.port}")
     assert f"write STEPFLEET_REDIS_URL=redis+cluster://127.0.0.1:{other.port}" in str(error)
     error = await refusal(f"redis+cluster://127.0.0.1:{redis_server.port}")
-    assert "is no cluster; write redis://HOST:PORT/0" in str(error)
+    assert "is not a cluster; write redis://HOST:PORT/0" in str(error)
     error = await refusal(f"redis+cluster://127.0.0.1:{free_port()}")
     assert "cannot be reached" in str(error)
     assert node not in str(error)

@@ -274,7 +274,7 @@ async def test_a_hand_off_to_nobody_is_refused_when_it_is_defined() -> None:
 
     for given, part in (
         ({"handoffs": ["desk"]}, "hand over to itself"),
-        ({"handoffs": [billing, "billing"]}, "'transfer_to_billing' is there twice"),
+        ({"handoffs": [billing, "billing"]}, "'transfer_to_billing' appears twice"),
         ({"handoffs": [billing], "tools": [transfer_to_billing]}, "give one of them another name"),
         ({"handoffs": "billing"}, "write a list, as ['billing']"),
         ({"handoffs": [3]}, "holds an int; give agents or their names"),

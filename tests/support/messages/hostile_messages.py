@@ -74,7 +74,7 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "a list": (lambda: b"[1, 2]", "a JSON list"),
     "deep": (lambda: b"[" * DEEP + b"]" * DEEP, "cannot be decoded"),
     "deep body": (lambda: raw(b"[" * DEEP + b"]" * DEEP), "body cannot be decoded"),
-    "bad base64": (lambda: json.dumps(message() | {"body": "a"}).encode(), "no base64"),
+    "bad base64": (lambda: json.dumps(message() | {"body": "a"}).encode(), "not valid base64"),
     "a bomb": (lambda: raw(bomb(), headers__compression="application/x-gzip"), "compressed"),
     "a bomb without a header": (
         lambda: raw(bomb(), content_encoding="zlib_codec"),
@@ -110,17 +110,17 @@ HOSTILE: dict[str, tuple[Callable[[], bytes], str]] = {
     "no arguments": (arguments, "arguments are not run_id, step"),
     "more arguments": (lambda: arguments("run", 0, 0), "arguments are not run_id, step"),
     "named arguments": (lambda: arguments("run", 0, x=1), "arguments are not run_id, step"),
-    "a run id of a wrong type": (lambda: arguments(["run"], 0), "run_id is no text"),
-    "a long run id": (lambda: arguments("r" * 1000, 0), "run_id is no text"),
-    "a step below the first": (lambda: arguments("run", -1), "step is no whole number"),
-    "a step of a wrong type": (lambda: arguments("run", "0"), "step is no whole number"),
+    "a run id of a wrong type": (lambda: arguments(["run"], 0), "run_id must be text"),
+    "a long run id": (lambda: arguments("r" * 1000, 0), "run_id must be text"),
+    "a step below the first": (lambda: arguments("run", -1), "step must be an integer"),
+    "a step of a wrong type": (lambda: arguments("run", "0"), "step must be an integer"),
     "a tool call without index": (
         lambda: tool_arguments("run", 0),
         "arguments are not run_id, step, index",
     ),
     "a tool call of a wrong type": (
         lambda: tool_arguments("run", 0, "1"),
-        "index is no whole number",
+        "index must be an integer",
     ),
 }
 

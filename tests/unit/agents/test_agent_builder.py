@@ -139,7 +139,7 @@ def test_a_limit_is_switched_off_by_none() -> None:
         (lambda: BASE.with_fields(answer_mode="native"), "needs an output_type"),
         (lambda: BASE.with_output_type(int | None), "'output_type'"),
         (lambda: BASE.with_fields(max_step=3), "'max_step' is not known"),
-        (lambda: BASE.with_error_policy("retry"), "'error_policy': 'retry' is no preset"),
+        (lambda: BASE.with_error_policy("retry"), "'error_policy': 'retry' is not a preset"),
         (lambda: BASE.with_settings(api_key="sk-1"), "'settings.api_key' is not known"),
         (lambda: AgentBuilder("clerk"), "field 'model' is missing"),
     ],

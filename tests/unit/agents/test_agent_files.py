@@ -134,10 +134,10 @@ def test_the_environment_gives_text_json_and_none() -> None:
         ("[agents.a]\nmodel = 'openai:m'\ntools = ['no_such:tool']", "no_such"),
         ("[agents.a]\nmodel = 'openai:m'\ncriteria = 3", "'criteria' names code"),
         ("[agents.a]\nmodel = 'openai:m'\ncriteria = 'no_such:one'", "field 'criteria': 'no_such"),
-        ("[agents.a]\nmodel = 'openai:m'\nerror_policy = 'x'", "'x' is no preset"),
+        ("[agents.a]\nmodel = 'openai:m'\nerror_policy = 'x'", "'x' is not a preset"),
         ("[agents]\na = 1", "holds tables alone"),
         ("[other]\na = 1", "no agent there"),
-        ("[agents", "no TOML"),
+        ("[agents", "not valid TOML"),
     ],
 )
 def test_what_is_wrong_in_a_file_is_reported_with_the_file(
@@ -162,7 +162,7 @@ def test_a_file_or_a_table_that_is_not_there_is_reported(tmp_path: Path) -> None
     ("variable", "value", "said"),
     [
         ("STEPFLEET_AGENT__A__MAX_STEP", "1", "no field 'max_step'"),
-        ("STEPFLEET_AGENT__A__FINISH_REASONS", "[length", "is no valid JSON"),
+        ("STEPFLEET_AGENT__A__FINISH_REASONS", "[length", "is not valid JSON"),
     ],
 )
 def test_what_is_wrong_in_the_environment_is_reported_with_the_variable(

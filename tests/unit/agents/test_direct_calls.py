@@ -54,7 +54,11 @@ async def test_json_is_a_dict_that_is_valid_for_the_schema(schema: Any) -> None:
 
 @pytest.mark.parametrize(
     ("text", "said"),
-    [("three", "no JSON"), ('{"usd": "x"}', "does not fit the schema"), ("[1]", "does not fit")],
+    [
+        ("three", "not valid JSON"),
+        ('{"usd": "x"}', "does not fit the schema"),
+        ("[1]", "does not fit"),
+    ],
 )
 async def test_an_answer_that_is_not_valid_is_a_model_error(text: str, said: str) -> None:
     """LLM-03"""

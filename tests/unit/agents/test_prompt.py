@@ -55,10 +55,10 @@ def test_what_is_no_field_is_named_with_those_that_are(name: str) -> None:
 @pytest.mark.parametrize(
     ("prompt", "why"),
     [
-        ("{sku:1000000000}", "no place for a field"),
-        ("{sku!r}", "no place for a field"),
-        ("{}", "no place for a field"),
-        ('{"a": 1} {sku}', "no place for a field"),
+        ("{sku:1000000000}", "cannot be filled in"),
+        ("{sku!r}", "cannot be filled in"),
+        ("{}", "cannot be filled in"),
+        ('{"a": 1} {sku}', "cannot be filled in"),
         ("{sku", "single '{'; write '{{'"),
         ("sku} {sku}", "single '}'"),
         ("Classify this", "names no field"),

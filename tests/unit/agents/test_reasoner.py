@@ -20,7 +20,7 @@ from stepfleet.orchestrator.agents.reasoner import (
     joined,
 )
 from stepfleet.orchestrator.continuation import CanDecideToContinue
-from stepfleet.orchestrator.records.outcome import Answer
+from stepfleet.orchestrator.records.outcome import RunAnswer
 from stepfleet.orchestrator.records.steps import Progress, StepType
 
 REQUEST = ModelRequest(model="m", messages=(Message.user("hello"),))
@@ -100,9 +100,9 @@ def test_one_reasoner_needs_no_chain_and_none_needs_nothing() -> None:
 
 
 def test_where_two_set_the_same_thing_the_later_wins() -> None:
-    first = Progress(answer=Answer(text="a"), step_type=StepType.TOOL_EXECUTION)
-    second = Progress(answer=Answer(text="b"))
+    first = Progress(answer=RunAnswer(text="a"), step_type=StepType.TOOL_EXECUTION)
+    second = Progress(answer=RunAnswer(text="b"))
     both = joined(first, second)
-    assert both == Progress(answer=Answer(text="b"), step_type=StepType.TOOL_EXECUTION)
+    assert both == Progress(answer=RunAnswer(text="b"), step_type=StepType.TOOL_EXECUTION)
     assert joined(first, None) is joined(None, first) is first
     assert joined(None, None) is None

@@ -75,7 +75,9 @@ def test_overrides_are_checked_against_the_agent_of_the_line() -> None:
     assert "field 'tools' cannot be overridden" in refusal(
         {"input": "x", "overrides": {"tools": []}}
     )
-    assert "field 'settings' is no object" in refusal({"input": "x", "overrides": {"settings": 1}})
+    assert "field 'settings' must be an object" in refusal(
+        {"input": "x", "overrides": {"settings": 1}}
+    )
     assert "field 'tool_choice': 'jump'" in refusal(
         {"input": "x", "overrides": {"tool_choice": "jump"}}
     )

@@ -58,7 +58,7 @@ def test_objects_become_lines_also_text_and_messages() -> None:
 
 
 def test_an_object_without_json_form_is_reported_by_its_number() -> None:
-    with pytest.raises(ConfigurationError, match="line 2: is no JSON data"):
+    with pytest.raises(ConfigurationError, match="line 2: is not valid JSON data"):
         open_input([{"input": "x"}, {"input": object()}])
 
 

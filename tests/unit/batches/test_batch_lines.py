@@ -192,7 +192,7 @@ BAD_REQUESTS = {
     "empty messages": (request(body={"messages": []}), "'body.messages' is an empty list"),
     "stream": (request(body={"stream": True}), "'body.stream' is true"),
     "many answers": (request(body={"n": 2}), "'body.n' must be 1"),
-    "tools": (request(body={"tools": [{"type": "web_search"}]}), "'body.tools': a tool"),
+    "tools": (request(body={"tools": [{"type": "web_search"}]}), "'body.tools': each tool"),
     "tool choice": (
         request(body={"tools": [{"function": {"name": "a"}}], "tool_choice": 1}),
         "'body.tool_choice' is 1",

@@ -107,5 +107,5 @@ def test_what_json_does_not_have_is_refused_by_line(value: str, says: str, besid
 
 @pytest.mark.parametrize("value", [object(), 10**4300, "\ud800"], ids=["object", "digits", "half"])
 def test_what_an_object_of_a_program_cannot_give_is_refused_by_its_number(value: Any) -> None:
-    with pytest.raises(ConfigurationError, match="line 2: is no JSON data"):
+    with pytest.raises(ConfigurationError, match="line 2: is not valid JSON data"):
         open_input([{"input": "a"}, {"input": value}])

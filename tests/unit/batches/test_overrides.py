@@ -57,7 +57,7 @@ def test_later_overrides_win_field_by_field_of_the_settings() -> None:
         ({"max_steps": "many"}, "field 'max_steps'"),
         ({"name": "b"}, "field 'name' cannot be overridden"),
         ({"settings": {"temperature": 9}}, "field 'settings.temperature'"),
-        ({"settings": None}, "field 'settings' is no object"),
+        ({"settings": None}, "field 'settings' must be an object"),
         ({"settings": {"base_url": "http://elsewhere"}}, "'settings.base_url' cannot be"),
         ({"error_policy": {"max_retries": -1}}, "field 'error_policy.max_retries'"),
         ({"tool_choice": "jump"}, "field 'tool_choice': 'jump'"),

@@ -48,7 +48,7 @@ def test_csv_of_a_spreadsheet_keeps_its_texts_and_line_numbers() -> None:
         (2, {"sku": "1", "text": 'a "q",\r\nnext'}),
         (5, {"sku": "2", "text": "é"}),
         (6, "has 2 fields, and the header 3; quote commas in texts"),
-        (7, """is no row of CSV (',' expected after '"'); double the quotes inside quotes"""),
+        (7, """is not a row of CSV (',' expected after '"'); double the quotes inside quotes"""),
         (8, {"sku": "5", "text": ""}),
     ]
     assert [one.row for one in lines_of("a.csv", data)] == [0, 1, 2, 3, 4]
@@ -62,9 +62,9 @@ def test_semicolons_and_tabs_separate_too() -> None:
 @pytest.mark.parametrize(
     ("name", "data", "why"),
     [
-        ("a.csv", b"a,b,a\n", "a.csv: column 'a' is there twice"),
+        ("a.csv", b"a,b,a\n", "a.csv: column 'a' appears twice"),
         ("a.csv", b",\n1,2\n", "the header names no column"),
-        ("a.csv", b'a,b\n1,"x\n2,y\n', "line 2: is no CSV (unexpected end of data)"),
+        ("a.csv", b'a,b\n1,"x\n2,y\n', "line 2: is not valid CSV (unexpected end of data)"),
         ("a.csv", b"a,b\n1,2\n3,\xff\n", "line 3: is not UTF-8 (byte 3)"),
         ("a.csv", "a,b\n1,2\n".encode("utf-16"), "is in UTF-16; save it as UTF-8"),
         ("a.csv", b'a\n"' + b"x\n" * 2_200_000, "its row is longer than 4 MiB"),
@@ -75,7 +75,7 @@ def test_semicolons_and_tabs_separate_too() -> None:
         ("a.json", b'[{"a": 1}, {"a": }]', "line 1: is not valid JSON (Expecting value)"),
         ("a.json", b'[{"a": 1}\n {"a": 1}]', "line 2: is not valid JSON ('{', expected ',')"),
         ("a.json", b'[{"a": 1}', "the end of the file, expected ','"),
-        ("a.json", b"[1]\n[2]", "line 2: there is more behind the array"),
+        ("a.json", b"[1]\n[2]", "line 2: there is more after the array"),
         ("a.json", b"[" * 200_000, "nested too deep"),
         ("a.json", b'[\n"\xff"]', "line 2: is not UTF-8"),
         ("a.json", b'["' + b"x" * 9_000_000 + b'"', "longer than 4 MiB"),

@@ -78,9 +78,9 @@ def test_several_texts_must_all_hold_and_none_selects_all() -> None:
         ('tool=""', "tool has no value"),
         ("step=one", "step takes a number"),
         ("step~1", "step takes a number"),
-        ("stop_reason=limit", "'limit' is no stop reason; use steps_limit"),
+        ("stop_reason=limit", "'limit' is not a stop reason; use steps_limit"),
         ('error~"open', '"open'),
-        ('error~"a"b', "is no condition"),
+        ('error~"a"b', "is not a condition"),
         ("error~" + "a" * 2_000, "longer than 2000"),
     ],
 )

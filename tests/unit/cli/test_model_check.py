@@ -78,7 +78,7 @@ def test_what_every_run_would_meet_refuses_with_the_fix(
 def test_what_may_pass_is_said_and_goes_on(model: ModelServer, kind: str) -> None:
     model.follow(lambda _: Fault(kind))
     (said,) = checked(model)
-    assert "going on" in said
+    assert "continuing" in said
 
 
 def test_a_model_without_an_answer_delays_for_a_bounded_time(
@@ -87,7 +87,7 @@ def test_a_model_without_an_answer_delays_for_a_bounded_time(
     monkeypatch.setattr(model_check, "SECONDS", 0.2)
     model.follow(lambda _: Fault("hang"))
     (said,) = checked(model)
-    assert "no answer within 0.2 s; going on" in said
+    assert "no answer within 0.2 s; continuing" in said
 
 
 def test_where_workers_may_have_another_key_only_the_own_one_is_tried(model: ModelServer) -> None:

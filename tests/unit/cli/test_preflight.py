@@ -133,7 +133,7 @@ BEDROCK = AgentConfig(name="a", model="bedrock:anthropic.claude-opus-5")
     [
         ({}, "no region: set the variable AWS_REGION"),
         ({"AWS_BEARER_TOKEN_BEDROCK": "k"}, "no region: set the variable AWS_REGION"),
-        ({"AWS_REGION": "Frankfurt"}, "AWS_REGION is 'Frankfurt', which is no region"),
+        ({"AWS_REGION": "Frankfurt"}, "AWS_REGION is 'Frankfurt', which is not a region"),
         ({"AWS_REGION": "eu-west-1"}, "no AWS credentials: set AWS_BEARER_TOKEN_BEDROCK"),
     ],
 )

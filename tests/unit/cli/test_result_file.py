@@ -169,9 +169,9 @@ def test_a_last_line_without_its_end_that_is_no_result_is_left_alone(
     held = (to_line(result(R1), layout) if before else b"") + text.encode()
     path.write_bytes(held)
 
-    with pytest.raises(ConfigurationError, match=f"line {1 + before} is no result"):
+    with pytest.raises(ConfigurationError, match=f"line {1 + before} is not a result"):
         ResultFile(path, layout)
-    with pytest.raises(ConfigurationError, match=f"line {1 + before} is no result"):
+    with pytest.raises(ConfigurationError, match=f"line {1 + before} is not a result"):
         check_results(path, [layout])
 
     assert path.read_bytes() == held
@@ -182,7 +182,7 @@ def test_results_of_one_of_the_forms_pass_the_check_of_several(tmp_path: Path) -
     check_results(path, [FULL, OPENAI])
     path.write_bytes(to_line(result(R1), OPENAI))
     check_results(path, [FULL, OPENAI])
-    with pytest.raises(ConfigurationError, match="no result of format stepfleet"):
+    with pytest.raises(ConfigurationError, match="not a result of format stepfleet"):
         check_results(path, [FULL])
 
 
@@ -201,7 +201,7 @@ def test_a_file_that_holds_something_else_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("dear diary\n")
 
-    with pytest.raises(ConfigurationError, match="line 1 is no result"):
+    with pytest.raises(ConfigurationError, match="line 1 is not a result"):
         ResultFile(path, FULL)
 
     assert path.read_text() == "dear diary\n"

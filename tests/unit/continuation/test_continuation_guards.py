@@ -26,7 +26,7 @@ from stepfleet.orchestrator.continuation import (
     StopRequested,
     TokenUsageLimit,
 )
-from stepfleet.orchestrator.continuation.guards import Limit
+from stepfleet.orchestrator.continuation.guards import Maximum
 from stepfleet.orchestrator.records.errors import ErrorContext
 
 FORBID = ContinuationDecision.FORBID_CONTINUATION
@@ -76,10 +76,14 @@ BOUNDARIES = [
 @pytest.mark.parametrize(
     ("limit", "below", "at", "reason", "numbers"),
     BOUNDARIES,
-    ids=lambda value: type(value).__name__ if isinstance(value, Limit) else "",
+    ids=lambda value: type(value).__name__ if isinstance(value, Maximum) else "",
 )
 def test_a_limit_allows_below_and_forbids_from_its_number_on(
-    limit: Limit, below: AgentState, at: AgentState, reason: StopReason, numbers: tuple[str, str]
+    limit: Maximum,
+    below: AgentState,
+    at: AgentState,
+    reason: StopReason,
+    numbers: tuple[str, str],
 ) -> None:
     """CONT-15, CONT-16, CONT-17, CONT-18, CONT-28"""
     assert (limit.decide(below), limit.decide(at)) == (ALLOW, FORBID)
@@ -102,7 +106,7 @@ def test_a_limit_allows_below_and_forbids_from_its_number_on(
     ],
 )
 @pytest.mark.parametrize("number", [0, -1, -0.5, math.nan, math.inf])
-def test_a_limit_that_limits_nothing_is_refused(kind: type[Limit], number: float) -> None:
+def test_a_limit_that_limits_nothing_is_refused(kind: type[Maximum], number: float) -> None:
     """TIME-19"""
     with pytest.raises(ValueError, match="must be a finite number above 0"):
         kind(number)

@@ -31,7 +31,7 @@ from stepfleet.orchestrator.continuation import (
     StepsLimit,
     base_criteria,
 )
-from stepfleet.orchestrator.records.outcome import Answer
+from stepfleet.orchestrator.records.outcome import RunAnswer
 
 FORBID = ContinuationDecision.FORBID_CONTINUATION
 LIMITS: dict[str, tuple[dict[str, Any], dict[str, Any], StopReason, str]] = {
@@ -160,7 +160,7 @@ def test_only_an_answer_by_its_contract_completes_a_run_in_its_last_step(
     schema = {"title": "Verdict", "type": "object", "properties": {"ok": {"type": "boolean"}}}
     agent = Agent("judge", model="openai:tiny", output_type=schema, answer_mode=mode, max_steps=1)
     criteria = criteria_of(agent.config, agent, reasoner_of(agent.config, agent))
-    answer = Answer(text="{}", structured={}, schema_name="Verdict", final=True)
+    answer = RunAnswer(text="{}", structured={}, schema_name="Verdict", final=True)
     outcome = criteria.evaluate(a_state(1, answer=answer if final else None))
     assert outcome.stop_reason == ("completed" if final else "steps_limit")
 

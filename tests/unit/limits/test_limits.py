@@ -54,7 +54,7 @@ def test_fields_of_a_limit_are_changed_one_by_one() -> None:
     assert changed("openai:m", before, fields) == Limit(in_flight=5, tokens_per_minute=2_000_000)
     with pytest.raises(ConfigurationError, match="did you mean 'in_flight'"):
         parsed_field("inflight=3")
-    with pytest.raises(ConfigurationError, match="is no number"):
+    with pytest.raises(ConfigurationError, match="is not a number"):
         parsed_field("in_flight=many")
 
 
@@ -112,7 +112,7 @@ def test_an_agent_is_known_by_enough_of_its_calls() -> None:
         ("batch", {"usd": -1}, "field 'usd': input should be greater than 0"),
         ("batch", {"on_budget": "hold"}, "it limits nothing"),
         ("batch", 5, "field 'limit' is 5; write fields with numbers"),
-        ("batch", ["in_flight=many"], "'many' is no number"),
+        ("batch", ["in_flight=many"], "'many' is not a number"),
         ("run", {"usd_per_day": 5}, "field 'usd_per_day': a run has"),
         ("run", {"in_flight": 5}, "field 'in_flight': a run has"),
         ("batch", {"usd": 5, "on_budget": "wait"}, "on_budget"),

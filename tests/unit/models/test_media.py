@@ -84,7 +84,7 @@ def test_what_only_its_own_provider_knows_stays_as_it_is(block: dict[str, Any]) 
         ({"toolResult": "x"}, "toolResult must be an object with toolUseId"),
         ({"toolUse": {"toolUseId": "c"}}, "toolUse must be an object with name and toolUseId"),
         ({"image": {"source": {"text": "x"}}}, "image needs a source"),
-        ({"document": {"format": "txt", "source": {"bytes": "/w=="}}}, "base64 of UTF-8"),
+        ({"document": {"format": "txt", "source": {"bytes": "/w=="}}}, "UTF-8 text in base64"),
         ({"type": "image_url"}, "lacks its data"),
         ({"type": "image_url", "image_url": {"url": "data:image/png,x"}}, "url must begin"),
         ({"type": "image", "source": {"type": "base64", "data": "x"}}, "lacks its data"),

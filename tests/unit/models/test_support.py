@@ -85,7 +85,7 @@ def test_the_table_answers_for_a_model() -> None:
     assert "audio" not in anthropic.blocks
     assert (old.data_beside_tools, new.data_beside_tools) == (False, True)
     assert (dict(old.result_media), "image" in new.result_media) == ({}, True)
-    with pytest.raises(ConfigurationError, match="nothing is known of this provider"):
+    with pytest.raises(ConfigurationError, match="unknown provider"):
         supports("mine:x")
 
 

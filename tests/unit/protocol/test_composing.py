@@ -48,7 +48,7 @@ def test_an_input_stays_below_its_limit(text: str, count: int) -> None:
         ("{output.__class__}", "names {output.__class__}"),
         ("{output", "single '{'"),
         ("x" * 100_001, "100,001 characters"),
-        (None, "is no text"),
+        (None, "must be text"),
     ],
 )
 def test_a_text_that_cannot_be_worded_is_refused_with_what_there_is(

@@ -22,7 +22,7 @@ from stepfleet.orchestrator.protocol.revision import (
     transfer_in,
 )
 from stepfleet.orchestrator.records.memory_window import Window
-from stepfleet.orchestrator.records.outcome import Answer
+from stepfleet.orchestrator.records.outcome import RunAnswer
 from stepfleet.orchestrator.records.state import StateInfo
 from stepfleet.orchestrator.records.steps import HandedOver, Progress, RunAgent, by_agents
 
@@ -94,7 +94,7 @@ def test_a_step_belongs_to_the_agent_before_the_next_hand_off() -> None:
 
 def test_reasoning_stays_behind_and_the_runs_own_state_goes_on() -> None:
     progress = Progress(
-        strategy_state={"plan": 1}, custom_state={"cart": 2}, answer=Answer(text="begun")
+        strategy_state={"plan": 1}, custom_state={"cart": 2}, answer=RunAnswer(text="begun")
     )
     before = STATE.model_copy(update={"window": Window(since=3, summary=2, limit=9)})
     result = StepResult(step=1, started_at=NOW)

@@ -27,9 +27,9 @@ def test_credentials_and_tls_hold_for_all_nodes() -> None:
     ("url", "says"),
     [
         ("redis+cluster://h1:7000/1", "no databases but 0"),
-        ("redis+cluster://:se:cr:et@h1:x", "no HOST:PORT"),
-        ("redis+cluster://", "no HOST:PORT"),
-        ("redis+cluster://h1,,h2", "no HOST:PORT"),
+        ("redis+cluster://:se:cr:et@h1:x", "must be HOST:PORT"),
+        ("redis+cluster://", "must be HOST:PORT"),
+        ("redis+cluster://h1,,h2", "must be HOST:PORT"),
         ("redis+cluster://h1?ssl_ca_certs=/ca.pem", r"begin with rediss\+cluster://"),
         ("rediss+cluster://h1?colour=red", "unknown option"),
         ("rediss+cluster://h1?ssl_check_hostname=perhaps", "neither true nor false"),

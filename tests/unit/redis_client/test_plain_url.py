@@ -75,9 +75,9 @@ def test_a_memory_in_redis_refuses_an_unusable_address_at_once() -> None:
         ("h:6379", "must begin with"),
         ("http://h", "must begin with"),
         ("redis-batch://h", "must begin with"),
-        ("redis://h/abc", "the database is no number"),
-        ("redis://h/1/2", "the database is no number"),
-        ("redis://h?db=x", "the database is no number"),
+        ("redis://h/abc", "the database must be a number"),
+        ("redis://h/1/2", "the database must be a number"),
+        ("redis://h?db=x", "the database must be a number"),
         ("redis://h/1?db=2", "two databases"),
         ("redis://h:99999", "port above 65535"),
         ("redis://h:many/0", "no HOST:PORT"),
@@ -86,11 +86,14 @@ def test_a_memory_in_redis_refuses_an_unusable_address_at_once() -> None:
         ("redis://h/0?socket_timeout=3", "an unknown option"),
         ("redis://h/0?protocol=3", "leave 'protocol' out"),
         ("redis://h/0?ssl_cert_reqs=none", r"ssl_cert_reqs is for TLS: begin with rediss://"),
-        ("rediss://h/0?ssl_cert_reqs=maybe", "ssl_cert_reqs is none of required, optional, none"),
+        (
+            "rediss://h/0?ssl_cert_reqs=maybe",
+            "ssl_cert_reqs is not one of required, optional, none",
+        ),
         ("rediss://h/0?ssl_check_hostname=maybe", "neither true nor false"),
-        ("sentinels://h/m?ssl_cert_reqs=maybe", "ssl_cert_reqs is none of"),
+        ("sentinels://h/m?ssl_cert_reqs=maybe", "ssl_cert_reqs is not one of"),
         ("unix://h/tmp/redis.sock", "names no file"),
-        ("unix:///tmp/redis.sock?db=x", "the database is no number"),
+        ("unix:///tmp/redis.sock?db=x", "the database must be a number"),
     ],
 )
 def test_a_wrong_address_is_refused_with_the_field_and_the_fix(url: str, said: str) -> None:
@@ -133,7 +136,7 @@ def test_addresses_of_kombu_and_of_other_brokers_stay_as_they_are() -> None:
 
 def test_a_broker_of_no_known_transport_is_refused() -> None:
     settings = load_settings(redis_url="redis://h", broker_url="foo://h")
-    with pytest.raises(ConfigurationError, match="no transport that kombu knows"):
+    with pytest.raises(ConfigurationError, match="kombu does not know the transport"):
         celery_app(settings)
 
 

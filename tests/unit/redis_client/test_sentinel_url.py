@@ -43,9 +43,9 @@ def test_tls_has_a_scheme_and_options_of_its_own() -> None:
     ("url", "said"),
     [
         ("sentinel://h1", "names no service"),
-        ("sentinel://h1:x/m", "a Sentinel is no HOST:PORT"),
-        ("sentinel:///m", "a Sentinel is no HOST:PORT"),
-        ("sentinel://h1/m/x", "the database is no number"),
+        ("sentinel://h1:x/m", "a Sentinel must be HOST:PORT"),
+        ("sentinel:///m", "a Sentinel must be HOST:PORT"),
+        ("sentinel://h1/m/x", "the database must be a number"),
         ("sentinel://h1/m?foo=1", "unknown option"),
         ("sentinel://h1/m?ssl_ca_certs=x", "begin with sentinels://"),
         ("sentinels://h1/m?ssl_check_hostname=maybe", "neither true nor false"),

@@ -35,7 +35,7 @@ def test_a_setting_that_cannot_be_is_reported_with_its_name(
 @pytest.mark.parametrize("text", ["", "{", "none"])
 def test_a_variable_that_is_no_json_is_named(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("STEPFLEET_LIMITS", text)
-    with pytest.raises(ConfigurationError, match="STEPFLEET_LIMITS is no JSON"):
+    with pytest.raises(ConfigurationError, match="STEPFLEET_LIMITS is not valid JSON"):
         load_settings()
 
 
@@ -45,7 +45,7 @@ def test_what_is_no_setting_in_the_file_is_reported_with_what_may_be_meant(
     """CONF-04, CONF-05"""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "stepfleet.toml").write_text("slot = 7\n")
-    with pytest.raises(ConfigurationError, match="'slot' is no setting; did you mean 'slots'"):
+    with pytest.raises(ConfigurationError, match="'slot' is not a setting; did you mean 'slots'"):
         load_settings()
     (tmp_path / "stepfleet.toml").write_text("slots = \n")
     with pytest.raises(ConfigurationError, match=r"stepfleet\.toml: "):

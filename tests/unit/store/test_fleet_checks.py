@@ -136,12 +136,12 @@ def test_calls_that_wait_for_people_are_a_finding_when_their_time_is_nearly_over
     )
     endless = ask.model_copy(update={"until": None})
 
-    assert list(checks.people([], 0, since)) == []
-    (early,) = checks.people([ask, endless], 7, since + timedelta(hours=9))
+    assert list(checks.approvals([], 0, since)) == []
+    (early,) = checks.approvals([ask, endless], 7, since + timedelta(hours=9))
     assert early.state is State.OK
     assert early.found == "7 calls wait for people, the first since 2026-11-23 08:00 UTC"
     for hours in (9.1, 11):
-        (late,) = checks.people([endless, ask], 2, since + timedelta(hours=hours))
+        (late,) = checks.approvals([endless, ask], 2, since + timedelta(hours=hours))
         assert late.state is State.WARN
         assert "the time of 1 is nearly over, or over (until 2026-11-23 18:00 UTC)" in late.found
         assert late.fix == "decide them: stepfleet approvals"

@@ -78,7 +78,7 @@ def test_a_servers_name_is_one_that_may_stand_before_its_tools() -> None:
 
 
 def test_an_agent_has_no_two_servers_of_one_name() -> None:
-    with pytest.raises(ConfigurationError, match="'clock' is there twice"):
+    with pytest.raises(ConfigurationError, match="'clock' appears twice"):
         Agent("a", model="openai:m", tools=[CLOCK, mcp_server("clock", url="http://x/mcp")])
 
 

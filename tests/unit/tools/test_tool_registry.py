@@ -55,7 +55,7 @@ def test_an_unknown_name_raises_and_close_names_are_reported() -> None:
 
 def test_a_name_cannot_be_registered_twice() -> None:
     """TOOL-02: duplicates are refused."""
-    with pytest.raises(ConfigurationError, match="tool 'search' is there twice"):
+    with pytest.raises(ConfigurationError, match="tool 'search' appears twice"):
         registry_of([search, search])
 
 

@@ -34,7 +34,7 @@ from kombu.utils.compat import detect_environment
 
 from stepfleet.worker.engine import bridge, transport
 from stepfleet.worker.engine.loop_thread import LoopThread
-from stepfleet.worker.engine.pool.job import GRACE_SECONDS, Callbacks, Job, Limits, follow_jobs
+from stepfleet.worker.engine.pool.job import GRACE_SECONDS, Callbacks, Limits, PoolJob, follow_jobs
 
 _GREENLET_POOLS = ("gevent", "eventlet")
 
@@ -202,7 +202,7 @@ class Pool(BasePool):
 
     def __init__(self, limit: int | None = None, *args: Any, **options: Any) -> None:
         super().__init__(limit, *args, **options)
-        self._slots: Slots[Job] = Slots(limit or 1)
+        self._slots: Slots[PoolJob] = Slots(limit or 1)
         self._outbox = DirectOutbox() if self.options.get("threads", True) else HubOutbox()
         self._thread: LoopThread | None = None
         self._scaler: Any = None
@@ -295,7 +295,7 @@ class Pool(BasePool):
         args: Sequence[object] = (),
         kwargs: Mapping[str, object] | None = None,
         **options: Any,
-    ) -> Job | None:
+    ) -> PoolJob | None:
         """Run the request as soon as a slot is free; None once the pool is closed."""
         if self._thread is None or self._state not in (None, self.RUN):
             return None
@@ -309,7 +309,7 @@ class Pool(BasePool):
             soft=options.get("soft_timeout") or self.options.get("soft_timeout"),
             hard=options.get("timeout") or self.options.get("timeout"),
         )
-        job = Job(
+        job = PoolJob(
             partial(target, *args, **(kwargs or {})), callbacks, limits, self, self._thread.loop
         )
         self._in_slots_thread(self._admit, job)
@@ -321,7 +321,7 @@ class Pool(BasePool):
         elif self._thread is not None:
             self._thread.submit(call, *args)
 
-    def _admit(self, job: Job) -> None:
+    def _admit(self, job: PoolJob) -> None:
         self._slots.queue(job)
         self._start_waiting()
 
@@ -335,23 +335,23 @@ class Pool(BasePool):
 
     # ------------------------------------------------------------------ reports of jobs
 
-    def finished(self, job: Job, outcome: object) -> None:
+    def finished(self, job: PoolJob, outcome: object) -> None:
         """Called in the loop's thread."""
         self._outbox.post(partial(self._settle, job, outcome))
 
-    def limit_reached(self, job: Job, *, soft: bool) -> None:
+    def limit_reached(self, job: PoolJob, *, soft: bool) -> None:
         """Called in the loop's thread."""
         self._outbox.post(partial(self._report_limit, job, soft))
 
-    def abandoned(self, job: Job) -> None:
+    def abandoned(self, job: PoolJob) -> None:
         """Called in the loop's thread."""
         self._outbox.post(partial(self._write_off, job))
 
-    def is_revoked(self, job: Job) -> bool:
+    def is_revoked(self, job: PoolJob) -> bool:
         """Return whether the job was revoked, and not cancelled because the worker stops."""
         return bool(getattr(_request_of(job), "_already_revoked", False))
 
-    def _settle(self, job: Job, outcome: object) -> None:
+    def _settle(self, job: PoolJob, outcome: object) -> None:
         self._slots.free(job)
         self._completed += 1
         if not job.settled:
@@ -364,14 +364,14 @@ class Pool(BasePool):
                 self._report(job.callbacks.succeeded, outcome)
         self._start_waiting()
 
-    def _report_limit(self, job: Job, soft: bool) -> None:
+    def _report_limit(self, job: PoolJob, soft: bool) -> None:
         if job.settled or job.terminated_by is not None:
             return
         job.settled = not soft
         limit = job.limits.soft if soft else job.limits.hard
         self._report(job.callbacks.timed_out, soft, limit)
 
-    def _write_off(self, job: Job) -> None:
+    def _write_off(self, job: PoolJob) -> None:
         if job not in self._slots.running:
             return
         logger.error(
@@ -394,7 +394,7 @@ class Pool(BasePool):
     # ------------------------------------------------------------------ remote control
 
     def terminate_job(self, pid: int, signal: int | None = None) -> None:
-        """Nothing: Celery ends the job itself next (``Job.terminate``); all share one process."""
+        """Nothing: Celery ends the job itself next (`PoolJob.terminate`); all share one process."""
 
     def grow(self, n: int = 1) -> None:
         """Add ``n`` slots."""
@@ -453,11 +453,11 @@ def _is_cold() -> bool:
     return worker_state.should_terminate not in (None, False)
 
 
-def _request_of(job: Job) -> Any:
+def _request_of(job: PoolJob) -> Any:
     return getattr(job.callbacks.succeeded, "__self__", None)
 
 
-def _was_revoked(job: Job) -> bool:
+def _was_revoked(job: PoolJob) -> bool:
     request = _request_of(job)
     return bool(request is not None and request.revoked())
 

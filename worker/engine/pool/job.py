@@ -69,21 +69,21 @@ class Limits:
 class Owner(Protocol):
     """The pool, as its jobs see it; every call is made in the loop's thread."""
 
-    def finished(self, job: "Job", outcome: object) -> None:
+    def finished(self, job: "PoolJob", outcome: object) -> None:
         """The job has ended with a return value, or an ``ExceptionInfo``."""
 
-    def limit_reached(self, job: "Job", *, soft: bool) -> None:
+    def limit_reached(self, job: "PoolJob", *, soft: bool) -> None:
         """A time limit has passed."""
 
-    def is_revoked(self, job: "Job") -> bool:
+    def is_revoked(self, job: "PoolJob") -> bool:
         """Return whether this very task was revoked; called in any thread."""
 
-    def abandoned(self, job: "Job") -> None:
+    def abandoned(self, job: "PoolJob") -> None:
         """The job was ended and has not ended within the grace period."""
 
 
 @dataclass(slots=True, weakref_slot=True, eq=False)
-class Job:
+class PoolJob:
     """A running task as Celery sees it: ``terminate`` and ``wait`` are its interface."""
 
     target: Callable[[], object]

@@ -39,7 +39,7 @@ class PendingAcks:
     """The unsent part of one broker; acknowledgements may be added from any thread."""
 
     acks: deque[str] = field(default_factory=deque)
-    restores: deque[tuple[str, bool]] = field(default_factory=deque)  # tag, behind the others
+    restores: deque[tuple[str, bool]] = field(default_factory=deque)  # tag, after the others
     lost_fetchers: deque[str] = field(default_factory=deque)  # must not take anything any more
     running: set[str] = field(default_factory=set)  # of closed channels, whose tasks still run
     counts: Counter[str] = field(default_factory=Counter)
@@ -106,7 +106,7 @@ class Script:
 
 @functools.cache
 def script(name: str) -> Script:
-    """Return the script of the file ``name.lua`` beside this module."""
+    """Return the script of the file ``name.lua`` in this folder."""
     text = resources.files(__package__).joinpath(f"{name}.lua").read_text("utf-8")
     return Script(text, hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest())
 
@@ -188,7 +188,7 @@ class AckBufferChannel(StockChannel):
     # ------------------------------------------------------------------ restore
 
     def restore_later(self, tag: str) -> None:
-        """Restore a message behind the others, now or over the next connection."""
+        """Restore a message after the others, now or over the next connection."""
         self._pending.restores.append((tag, True))
         if not self.closed:
             self.restore_pending()
@@ -218,7 +218,7 @@ class AckBufferChannel(StockChannel):
             logger.warning("%s messages will be restored later: %s", len(pending.restores), error)
 
     def restore_message(self, tag: Any, *, behind: bool) -> None:
-        """Put a message back into its queues: behind the others, or as the next one."""
+        """Put a message back into its queues: after the others, or as the next one."""
         stored = self.unprefixed.hget(self.full_key(self.unacked_key), tag)
         lists, payload = self._destination(stored) if stored else ([], b"")
         keys = [self.unacked_index_key, self.unacked_key, *lists]

@@ -39,7 +39,7 @@ from stepfleet.worker.engine.transport.fast_json import encode_plain
 from stepfleet.worker.engine.transport.guard import (
     BROADCAST_LIMIT,
     MESSAGE_LIMIT,
-    Refused,
+    MessageRefused,
     examine,
     examine_broadcast,
 )
@@ -69,7 +69,7 @@ class QoS(StockQoS):
         self.channel.acknowledge(delivery_tag)
 
     def reject(self, delivery_tag: str, requeue: bool = False) -> None:
-        """Drop the message, or restore it behind the others."""
+        """Drop the message, or restore it after the others."""
         self.forget(delivery_tag)
         if requeue:
             self.channel.restore_later(delivery_tag)
@@ -206,7 +206,7 @@ class Channel(WakingChannel):
 
     QoS = QoS
 
-    #: Transport options (``broker_transport_options``), beside kombu's own: most messages, and
+    #: Transport options (``broker_transport_options``), besides kombu's own: most messages, and
     #: bytes after which to stop, of one fetch, and the largest message in bytes.
     batch_messages = 100
     batch_bytes = 1024 * 1024
@@ -392,7 +392,7 @@ class Channel(WakingChannel):
             message = examine(raw)
             message["properties"]["delivery_tag"] = tag
             self.connection.deliver(message, queue)
-        except Refused as refusal:
+        except MessageRefused as refusal:
             self.dead_letter(raw, str(refusal), queue, tag)
         except SHAPE_ERRORS as error:
             if isinstance(error, OSError):
@@ -433,7 +433,7 @@ class Channel(WakingChannel):
         raw, tag = found[1], fetch.tag_of(1)
         try:
             payload = examine(raw)
-        except Refused as refusal:
+        except MessageRefused as refusal:
             self.dead_letter(raw, str(refusal), queue, tag)
             return None
         payload["properties"]["delivery_tag"] = tag

@@ -1,6 +1,6 @@
 """Decides whether a message from the broker is one that Celery can be given.
 
-A message that is no JSON object, nests too deeply, is compressed or has fields of the wrong type
+A message that is not a JSON object, nests too deeply, is compressed or has fields of the wrong type
 ends a stock worker, or makes it reconnect for ever. Pure: raw bytes in, the message or the reason
 for its refusal out. Must not know where messages come from or what is done with refused ones.
 """
@@ -30,12 +30,12 @@ _OPTIONS = frozenset({"callbacks", "errbacks", "chain", "chord"})
 _NOT_JSON = (ValueError, TypeError, RecursionError, LookupError, AttributeError, ArithmeticError)
 
 
-class Refused(ValueError):  # noqa: N818 a verdict
+class MessageRefused(ValueError):  # noqa: N818 a verdict
     """The message must not reach Celery; the text is the reason."""
 
 
 def examine(raw: bytes) -> dict[str, Any]:
-    """Return the decoded message; raises ``Refused`` with the reason."""
+    """Return the decoded message; raises ``MessageRefused`` with the reason."""
     message = _decoded(raw, "message")
     headers = _headers_of(message)
     properties = _field(message, "properties", dict)
@@ -53,22 +53,22 @@ def examine(raw: bytes) -> dict[str, Any]:
 
 
 def examine_broadcast(message: object) -> None:
-    """Check a decoded message of remote control or events; raises ``Refused`` with the reason."""
+    """Check a decoded message of remote control or events. Raises `MessageRefused`."""
     _check_content(message, _headers_of(message))
 
 
 def _headers_of(message: Any) -> dict[str, Any]:
     if not isinstance(message, dict):
-        raise Refused(f"the message is a JSON {type(message).__name__}, not an object")
+        raise MessageRefused(f"the message is a JSON {type(message).__name__}, not an object")
     headers: dict[str, Any] = _field(message, "headers", dict, {})
     return headers
 
 
 def _check_content(message: Any, headers: dict[str, Any]) -> None:
     if (kind := message.get("content-type")) != _JSON:
-        raise Refused(f"the content is {kind!r}, and only {_JSON} is taken"[:300])
+        raise MessageRefused(f"the content is {kind!r}, and only {_JSON} is taken"[:300])
     if headers.get("compression"):
-        raise Refused("the body is compressed, which stepfleet refuses: it may be of any size")
+        raise MessageRefused("the body is compressed, which is refused: it may be of any size")
 
 
 def _decoded(raw: bytes, what: str) -> Any:
@@ -81,7 +81,7 @@ def _decoded(raw: bytes, what: str) -> Any:
                 raise
         return kombu_loads(raw)
     except _NOT_JSON as error:
-        raise Refused(f"the {what} cannot be decoded: {error}"[:300]) from None
+        raise MessageRefused(f"the {what} cannot be decoded: {error}"[:300]) from None
 
 
 def _field(record: dict[str, Any], name: str, kind: type, default: Any = None) -> Any:
@@ -89,7 +89,7 @@ def _field(record: dict[str, Any], name: str, kind: type, default: Any = None) -
     if value is None and default is not None:
         return default
     if not isinstance(value, kind):
-        raise Refused(f"{name} is {type(value).__name__}, not {kind.__name__}")
+        raise MessageRefused(f"{name} is {type(value).__name__}, not {kind.__name__}")
     return value
 
 
@@ -97,21 +97,21 @@ def _body(body: object, encoding: object) -> bytes:
     if body is None:
         return b""
     if not isinstance(body, str):
-        raise Refused(f"body is {type(body).__name__}, not str")
+        raise MessageRefused(f"body is {type(body).__name__}, not str")
     if not encoding or str(encoding).lower() == "utf-8":
         return body.encode(errors="replace")
     if encoding != "base64":
-        raise Refused(f"body_encoding is {encoding!r}, not base64"[:100])
+        raise MessageRefused(f"body_encoding is {encoding!r}, not base64"[:100])
     try:
         return base64.b64decode(body)
     except (binascii.Error, ValueError) as error:
-        raise Refused(f"the body is no base64: {error}"[:300]) from None
+        raise MessageRefused(f"the body is not valid base64: {error}"[:300]) from None
 
 
 def _examine_texts(headers: dict[str, Any]) -> None:
     for name, value in headers.items():
         if isinstance(value, str) and len(value) > LONGEST_HEADER:
-            raise Refused(f"header {name[:50]!r} is longer than {LONGEST_HEADER} characters")
+            raise MessageRefused(f"header {name[:50]!r} is longer than {LONGEST_HEADER} characters")
 
 
 def _examine_task(headers: dict[str, Any], body: bytes) -> None:
@@ -122,24 +122,24 @@ def _examine_task(headers: dict[str, Any], body: bytes) -> None:
     _field(headers, "retries", int, 0)
     limits = _field(headers, "timelimit", list, [None, None])
     if len(limits) != 2 or not all(isinstance(x, (int, float, type(None))) for x in limits):  # noqa: PLR2004 hard and soft
-        raise Refused("timelimit is not [hard, soft], in seconds or null")
+        raise MessageRefused("timelimit is not [hard, soft], in seconds or null")
     _examine_arguments(_decoded(body, "body"))
 
 
 def _examine_other(body: bytes) -> None:
-    """Check a message that is no task, such as a reply to remote control. An old task would run."""
+    """Check a message that is not a task, as replies to remote control. An old task would run."""
     content = _decoded(body, "body")
     if isinstance(content, dict) and "task" in content:
-        raise Refused("the message is of Celery's task protocol 1; send it with protocol 2")
+        raise MessageRefused("the message is of Celery's task protocol 1; send it with protocol 2")
 
 
 def _examine_arguments(body: object) -> None:
     if not isinstance(body, list) or len(body) != 3:  # noqa: PLR2004 protocol 2: args, kwargs, embed
-        raise Refused("the body is not [args, kwargs, options]")
+        raise MessageRefused("the body is not [args, kwargs, options]")
     args, kwargs, options = body
     if not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise Refused("args of the body is no list, or kwargs no object")
+        raise MessageRefused("args of the body must be a list, and kwargs an object")
     if options is not None and not isinstance(options, dict):
-        raise Refused("options of the body is no object")
+        raise MessageRefused("options of the body must be an object")
     if options and not options.keys() <= _OPTIONS:
-        raise Refused("options of the body has fields that Celery does not know")
+        raise MessageRefused("options of the body has fields that Celery does not know")

@@ -29,7 +29,7 @@ class Transport(StockTransport):
         super().register_with_event_loop(connection, loop)
 
     def poll_within(self, seconds: float) -> None:
-        """Make the hub poll within so many seconds; every second it does so anyway."""
+        """Make the hub poll within `seconds`; every second it does so anyway."""
         if seconds < (self.brpop_timeout or 1.0):
             self.hub.call_later(seconds, _nothing)
 

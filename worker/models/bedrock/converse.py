@@ -68,7 +68,7 @@ class FrameCutter:
         return list(self._events())
 
     def end(self) -> list[bytes]:
-        """Return nothing: a frame that the stream's end cuts off is no event."""
+        """Return nothing: a frame that the stream's end cuts off does not count."""
         return []
 
     def _events(self) -> Iterator[bytes]:
@@ -257,7 +257,7 @@ class StreamedConverse:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing of interest follows: the usage comes behind the stop reason."""
+        """Whether nothing of interest follows: the usage comes after the stop reason."""
         return self._done or self.error is not None
 
     @property

@@ -264,7 +264,7 @@ def _media(media: Media) -> dict[str, Any]:
 
 
 def _finish_documents(turns: list[dict[str, Any]]) -> None:
-    """Give documents names that the service takes, each once, and a text beside them."""
+    """Give documents names that the service takes, each once, and a text with them."""
     seen: set[str] = set()
     for turn in turns:
         for document in _documents(turn["content"]):
@@ -320,7 +320,7 @@ def _as_text(block: dict[str, Any], names: dict[str, str]) -> Iterator[dict[str,
 def _has_points(turns: list[dict[str, Any]]) -> bool:
     """Return whether the user has chosen what is cached.
 
-    The service takes four points in all, and none of an hour behind a shorter one.
+    The service takes four points in all, and none of an hour after a shorter one.
     """
     return any("cachePoint" in block for turn in turns for block in turn["content"])
 

@@ -127,7 +127,7 @@ def parse_completion(
 
 
 def finish_reason(reason: Any, *, asks_for_tools: bool) -> FinishReason:
-    """Return the reason in the fleet's words; `stop` beside calls is corrected."""
+    """Return the reason in the fleet's words; `stop` with calls is corrected."""
     known = _REASONS.get(reason.lower(), FinishReason.OTHER) if isinstance(reason, str) else None
     if asks_for_tools and known in (None, FinishReason.STOP):
         return FinishReason.TOOL_CALLS

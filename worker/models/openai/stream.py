@@ -73,7 +73,7 @@ class LeadingThought:
         return self._after(held) if self.is_open else self._text(held)
 
     def _after(self, held: str) -> str:
-        """Return the text behind the end of the thought, once that has come."""
+        """Return the text after the end of the thought, once that has come."""
         _, end, text = held.partition(_END)
         self.is_open = not end
         self._held = "" if end else held[1 - len(_END) :]
@@ -166,7 +166,7 @@ class StreamedCalls:
         return [call.payload() for _, call in sorted(self._calls.items())]
 
     def add(self, delta: Any) -> None:
-        """Join a piece to the call that it continues. Raises `ModelError` if it is no object."""
+        """Join a piece to the call that it continues. Raises `ModelError` if not an object."""
         if not isinstance(delta, dict):
             raise malformed("a tool call of the stream is not an object")
         function = delta.get("function")
@@ -350,7 +350,7 @@ class _StreamedChoice:
 
     def _named_message(self, choice: dict[str, Any]) -> dict[str, Any]:
         """Return a delta that its server names like a whole answer's message."""
-        # Behind deltas it would be all of them once more.
+        # After deltas it would be all of them once more.
         message = None if self._has_deltas else choice.get("message")
         if isinstance(message, dict):
             return message

@@ -10,15 +10,15 @@ from typing import Any
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.worker.testing.openai.conversation import Violation, call_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.rate_limits import Standing
+from stepfleet.worker.testing.rate_limits import RateStanding
 from stepfleet.worker.testing.scenario import (
     EVENTS,
     REFUSED,
     REPLIED,
-    Answer,
     Ending,
     Fault,
     FaultKind,
+    HttpAnswer,
     Prompt,
     Quirk,
     Reply,
@@ -266,10 +266,10 @@ def models_at(path: str) -> dict[str, Any] | None:
     return None if name == path else _model(name)
 
 
-def replying(request: RequestRecord, reply: Reply) -> Answer:
+def replying(request: RequestRecord, reply: Reply) -> HttpAnswer:
     """Return the answer that carries `reply`, streamed where the request wants it."""
     completion = Completion(reply, request)
-    base = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=completion.usage)
+    base = HttpAnswer(REPLIED, delay=reply.latency, pause=reply.pause, usage=completion.usage)
     if request.streams:
         events = completion.events()
         if reply.quirks:
@@ -288,16 +288,16 @@ def carrying(
     pieces: Iterable[bytes] | None,
     body: Callable[[], dict[str, Any]],
     content_type: str = EVENTS,
-) -> Answer:
+) -> HttpAnswer:
     """Return the answer of a reply: the `pieces` of a stream, or without any the whole `body`."""
-    answer = Answer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
+    answer = HttpAnswer(REPLIED, delay=reply.latency, pause=reply.pause, usage=usage)
     if pieces is not None:
         return replace(answer, pieces=tuple(pieces), content_type=content_type)
     whole = exact_json.dumps(body())
     return replace(answer, pieces=(whole,), length=len(whole))
 
 
-def refusing(violation: Violation) -> Answer:
+def refusing(violation: Violation) -> HttpAnswer:
     """Return the 400 that names what is wrong with the request."""
     return _error(
         REFUSED, HTTPStatus.BAD_REQUEST, "invalid_request_error", None,
@@ -305,13 +305,13 @@ def refusing(violation: Violation) -> Answer:
     )  # fmt: skip
 
 
-def failing(fault: Fault, sound: Answer) -> Answer:
+def failing(fault: Fault, sound: HttpAnswer) -> HttpAnswer:
     """Return the answer of a fault; `sound` is the one that the request would have got."""
     answer = _refused(fault) if fault.kind in _REFUSALS else _spoiled(fault, sound)
     return delayed(fault, answer)
 
 
-def delayed(fault: Fault, answer: Answer) -> Answer:
+def delayed(fault: Fault, answer: HttpAnswer) -> HttpAnswer:
     """Return the answer of a fault with its outcome, its wait and its `Retry-After`."""
     if fault.retry_after is not None:
         headers = {**answer.headers, "Retry-After": f"{fault.retry_after:g}"}
@@ -321,14 +321,14 @@ def delayed(fault: Fault, answer: Answer) -> Answer:
 
 
 def too_long(tokens: int, window: int) -> str:
-    """Return why a prompt of so many tokens is refused."""
+    """Return why a prompt of that many tokens is refused."""
     return (
         f"This model's maximum context length is {window} tokens. However, your messages resulted "
         f"in {tokens} tokens. Please reduce the length of the messages."
     )
 
 
-def limit_headers(standings: Mapping[str, Standing], wait: float | None) -> dict[str, str]:
+def limit_headers(standings: Mapping[str, RateStanding], wait: float | None) -> dict[str, str]:
     """Return the headers that show how a key stands to its limits; `wait` in those of a 429."""
     headers = {} if wait is None else {"retry-after-ms": f"{math.ceil(wait * 1000)}"}
     for kind in standings.keys() & {"requests", "tokens"}:
@@ -350,12 +350,12 @@ def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "stepfleet"}
 
 
-def _refused(fault: Fault) -> Answer:
+def _refused(fault: Fault) -> HttpAnswer:
     status, kind, code, message = _REFUSALS[fault.kind]
     return _error(str(fault.kind), status, kind, code, fault.message or message, None)
 
 
-def _spoiled(fault: Fault, sound: Answer) -> Answer:
+def _spoiled(fault: Fault, sound: HttpAnswer) -> HttpAnswer:
     match fault.kind:
         case FaultKind.MISSING_USAGE | FaultKind.REFUSAL:
             return sound  # the reply was made so
@@ -372,7 +372,7 @@ def _spoiled(fault: Fault, sound: Answer) -> Answer:
     return _cut(fault, sound)
 
 
-def _cut(fault: Fault, sound: Answer) -> Answer:
+def _cut(fault: Fault, sound: HttpAnswer) -> HttpAnswer:
     match fault.kind:
         case FaultKind.RESET:
             return replace(sound, pieces=(), usage=None, ending=Ending.RESET)
@@ -385,7 +385,7 @@ def _cut(fault: Fault, sound: Answer) -> Answer:
     return replace(sound, pieces=(), usage=None, ending=Ending.SILENCE)
 
 
-def _half(sound: Answer) -> Answer:
+def _half(sound: HttpAnswer) -> HttpAnswer:
     if sound.length is None:
         pieces = sound.pieces[: len(sound.pieces) // 2]
     else:
@@ -393,7 +393,7 @@ def _half(sound: Answer) -> Answer:
     return replace(sound, pieces=pieces, usage=None)
 
 
-def with_error(sound: Answer, last: bytes, body: Mapping[str, Any]) -> Answer:
+def with_error(sound: HttpAnswer, last: bytes, body: Mapping[str, Any]) -> HttpAnswer:
     """Return a stream that ends in its middle with the event `last`, or a whole answer `body`."""
     if sound.length is None:
         half = _half(sound)
@@ -402,7 +402,7 @@ def with_error(sound: Answer, last: bytes, body: Mapping[str, Any]) -> Answer:
     return replace(sound, pieces=(data,), length=len(data), usage=None)
 
 
-def _body(sound: Answer, body: bytes, *, done: bool = True) -> Answer:
+def _body(sound: HttpAnswer, body: bytes, *, done: bool = True) -> HttpAnswer:
     if sound.content_type == EVENTS:
         pieces = (b"data: " + body + b"\n\n", *((DONE,) if done else ()))
         return replace(sound, pieces=pieces, usage=None)
@@ -416,8 +416,8 @@ def _without_message(choices: list[dict[str, object]]) -> bytes:
 
 def _error(
     outcome: str, status: HTTPStatus, kind: str, code: str | None, message: str, param: str | None
-) -> Answer:
+) -> HttpAnswer:
     error = {"message": message, "type": kind, "param": param, "code": code}
     body = exact_json.dumps({"error": error})
     delay = 0.0 if outcome == REFUSED else None
-    return Answer(outcome, status, (body,), length=len(body), delay=delay)
+    return HttpAnswer(outcome, status, (body,), length=len(body), delay=delay)

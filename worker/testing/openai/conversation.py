@@ -185,7 +185,7 @@ def _calls(messages: list[dict[str, Any]], names: set[str], key: str) -> Iterato
 def _answer(place: str, message: dict[str, Any], open_ids: list[str]) -> Iterator[Violation]:
     answered = message.get("tool_call_id")
     if not open_ids:
-        yield Violation(place, f"answers {answered!r}, which is no open tool call")
+        yield Violation(place, f"answers {answered!r}, which is not an open tool call")
     elif answered != open_ids[0]:
         yield Violation(
             f"{place}.tool_call_id", f"is {answered!r}; the next open call is {open_ids[0]!r}"
@@ -229,6 +229,6 @@ def _requested(
             yield Violation(f"{where}.function.name", f"must match {_TOOL_NAME.pattern}")
         elif name not in names and made != issued[index]:
             # A call of an unknown tool that this server itself made may be sent back to it.
-            yield Violation(f"{where}.function.name", f"{name!r} is no declared tool")
+            yield Violation(f"{where}.function.name", f"{name!r} is not a declared tool")
         if not isinstance(call["function"].get("arguments"), str):
             yield Violation(f"{where}.function.arguments", "must be text")

@@ -52,7 +52,7 @@ def _joined(texts: Sequence[str], structured: Any) -> Any:
     if not text or _repeat(texts, structured):
         return structured
     if isinstance(structured, dict) and len(structured) == 1:
-        # Servers wrap what is no object, since structured content has to be one.
+        # Servers wrap other values in an object, since structured content has to be one.
         inner = next(iter(structured.values()))
         if _repeat(texts, inner):
             return inner
@@ -97,7 +97,7 @@ def _texts(parts: Iterable[ContentBlock], media: list[Block]) -> Iterable[str]:
 def _image(part: ImageContent, media: list[Block]) -> str:
     kind = _IMAGES.get(part.mime_type.lower())
     if kind is None:
-        return f"[image left out: {_brief(part.mime_type)} is none that models read]"
+        return f"[image left out: {_brief(part.mime_type)} is not read by models]"
     if len(media) >= MAX_IMAGES:
         return f"[image left out: there are more than {MAX_IMAGES}]"
     taken = sum(len(one["image"]["source"]["bytes"]) for one in media)
@@ -106,7 +106,7 @@ def _image(part: ImageContent, media: list[Block]) -> str:
     try:
         size = len(base64.b64decode(part.data, validate=True))
     except (binascii.Error, ValueError):
-        return "[image left out: its data is no base64]"
+        return "[image left out: its data is not valid base64]"
     media.append({"image": {"format": kind, "source": {"bytes": part.data}}})
     return f"[image {len(media)}: {part.mime_type.lower()}, {size} bytes, shown below]"
 

@@ -2,7 +2,7 @@
 
 The protocol's client gathers a line until it ends, whatever its length, and copies what it has
 with each piece. It has no limit to set, but takes the name of an encoding: this one is UTF-8
-without the rest of lines that are too long. The rest of such a line is no message, which the
+without the rest of lines that are too long. The rest of such a line is not a message, which the
 client logs; the call that waits for it ends by its timeout. Streams of HTTP events are bounded per
 event by the protocol's client.
 """
@@ -58,7 +58,7 @@ def register_lines() -> None:
 
 
 MAX_BODY = 1024 * 1024
-"""Bytes of one answer that is no stream of events."""
+"""Bytes of one answer that is not a stream of events."""
 IDENTITY: Mapping[str, str] = {"Accept-Encoding": "identity"}
 """Requests uncompressed bodies: a small compressed one may be of any size."""
 

@@ -32,11 +32,11 @@ MAX_DESCRIPTION = 4096
 MAX_SCHEMA = 64 * 1024
 """Bytes of a schema; a tool with a larger one is left out."""
 MAX_LISTING = 1024 * 1024
-"""Bytes of all schemas and descriptions of a server; tools behind them are left out."""
+"""Bytes of all schemas and descriptions of a server; tools after them are left out."""
 MAX_PARTS = 20_000
 """Objects and arrays of all schemas of a server."""
 LISTING_SECONDS = 5.0
-"""CPU time in which a listing is read and checked; tools behind it are left out."""
+"""CPU time in which a listing is read and checked; tools after it are left out."""
 _DIGEST = 16
 
 
@@ -77,7 +77,7 @@ def definitions(
                     spent.add(made)
             except TooMuchWorkError:
                 log.warning(
-                    "MCP server %r: tool %.80r and those behind it are not offered: its listing "
+                    "MCP server %r: tool %.80r and those after it are not offered: its listing "
                     "takes more than %d s to check; choose some by `only`",
                     *(server.name, one.name, seconds),
                 )

@@ -2,9 +2,9 @@
 --
 -- A refusal stops the call that was refused. It says something of all calls only where the share of refusals does:
 --   the fleet pauses where more than half of the calls of the last windows were refused;
---   the rate is cut by that share where more are refused than are tolerated, and the sum of what is too much is no chance.
+--   the rate is cut by that share where more are refused than are tolerated, and the sum of what is too much exceeds chance.
 -- A cut leaves what was accepted. The rate then grows while it holds somebody up: slowly where it was cut, ever faster
--- while no more are refused than right behind the cut. So an enforced limit is found again and again from just below it,
+-- while no more are refused than right after the cut. So an enforced limit is found again and again from just below it,
 -- while refusals that come at any rate cost the calls which are refused. Where a second cut is refused half as often as the
 -- first one left it, or more, the rate is not why: it is as before, and that share is tolerated for a while. Limits that a
 -- provider states come first, and nothing ever exceeds those that are configured.
@@ -14,7 +14,7 @@
 -- be measured), `n` calls and `x` refusals of the window since `from`, `pn` and `px` of the one before (since `began`),
 -- `peak` the highest rate that was accepted (it fades), `e` refusals beyond those tolerated (`room`: how many fewer there were; `before` the last pause), `fresh` (no window has ended since a pause),
 -- `held` (somebody was held up in the window), `last` (the last cut; `grown`: at a rate that was about right), `ends` (windows since), `k` (how often it grew since
--- without trouble), `bn` and `bx` (calls and refusals right behind cuts), `t` (the share that is tolerated), `high` (rate
+-- without trouble), `bn` and `bx` (calls and refusals right after cuts), `t` (the share that is tolerated), `high` (rate
 -- and share behind a cut, for the next one), `paused` (when), `need` (when it last held somebody up or refused), `of` (the
 -- digest of the settings under which it was learned), `wave` and `up` (for workers of the release before).
 local new_version
@@ -27,7 +27,7 @@ local learn = { -- bounds, and the functions of this part
   FAST = 0.25, PAUSE = 250, LONGEST = 30000, LONGEST_WITH_WISH = 8000, LONGEST_WISH = 3600000,
 }
 
--- Behind a loss of Redis's last writes no version may come twice: it is a time.
+-- After a loss of Redis's last writes no version may come twice: it is a time.
 local function change_version()
   new_version = string.format('%d%06d', clock[1], clock[2])
   redis.call('HSET', settings_key, 'version', new_version)
@@ -66,7 +66,7 @@ end
 -- Whether somebody has switched it off: then only those wait whose calls are refused.
 function learn.is_off(name) return configured[name].learn == false end
 
--- Applies the limits in an answer. Beside configured limits only those count that somebody has set, and lower.
+-- Applies the limits in an answer. Next to configured limits only those count that somebody has set, and lower.
 function learn.take_said(name, said)
   local lower, is_same = {}, true
   for field, kind in pairs(KINDS) do
@@ -108,7 +108,7 @@ function learn.apply(l)
 end
 
 -- Whether cuts are of no use: as many are refused where less is sent than was accepted before. An enforced limit refuses next
--- to nothing there. Only what is seen behind a cut, at one rate, is compared (`high` has the first of it): at a first
+-- to nothing there. Only what is seen after a cut, at one rate, is compared (`high` has the first of it): at a first
 -- cut the rate may still have grown. Half and more is a pause, and no chance. A share that was tolerated needs no first cut.
 function learn.is_vain(l, share)
   local high = l.high
@@ -137,7 +137,7 @@ function learn.cut(name)
   learn.begin_window(l, now)
 end
 
--- The share of refusals that has nothing to do with the rate: it is what there is right behind cuts.
+-- The share of refusals that has nothing to do with the rate: it is what there is right after cuts.
 function learn.base(l) return learn.SPREAD * (l.bx + 1) / (l.bn + 2 * learn.CALLS) end
 
 function learn.tolerated(l)
@@ -147,7 +147,7 @@ end
 -- Refusals beyond those that are tolerated, and whether they are too many for chance.
 function learn.excess(l) return l.e + l.x - learn.tolerated(l) * l.n end
 
--- Right behind the beginning calls without a grant use up what the provider states: that shows nothing of the rate.
+-- Right after the beginning calls without a grant use up what the provider states: that shows nothing of the rate.
 function learn.is_early(name)
   local l = states[name].l
   return configured[name].learned and (l.said or {}).r and now - l.at < UNAWARE
@@ -166,7 +166,7 @@ function learn.grow(name)
   measure_again(name)
 end
 
--- Behind a cut and behind a pause calls go out one by one.
+-- After a cut and after a pause calls go out one by one.
 function learn.calm(name)
   measure_again(name)
   local s = states[name]
@@ -206,7 +206,7 @@ function learn.hold_up(name)
   learn.look(name)
 end
 
--- Counts a refusal where its call was: behind the last cut, in this window, in the one before. `sent` calls were made
+-- Counts a refusal where its call was: after the last cut, in this window, in the one before. `sent` calls were made
 -- without a grant in `secs`, by a worker that did not know of the limit.
 function learn.note(l, op)
   local at = now - math.max(tonumber(op.age) or 0, 0)
@@ -228,7 +228,7 @@ function learn.note(l, op)
   end
 end
 
--- Pauses the fleet where refusals agree, and lets a pause last as long as others ask. A wave behind a pause of which
+-- Pauses the fleet where refusals agree, and lets a pause last as long as others ask. A wave after a pause of which
 -- nothing passed says nothing of the rate, and the next pause is longer. Returns whether the fleet pauses.
 function learn.pause(name, ms)
   local s, l = states[name], states[name].l

@@ -62,7 +62,7 @@ end
 
 local function capacity(m, kind) return math.max(m.rates[kind] * m.burst, 1) end
 
--- A pause fills nothing: behind it calls go out one by one, as time makes room.
+-- A pause fills nothing: after it calls go out one by one, as time makes room.
 local function refill(name)
   local s, m = states[name], measures[name]
   local gone = math.max(now - math.max(tonumber(s.at) or now, tonumber(s.cool) or 0), 0)

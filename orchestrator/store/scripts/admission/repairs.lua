@@ -18,7 +18,7 @@ local function confirm(run, held)
   set_grant(run, held)
 end
 
--- Behind the last grant a round ends, for the next call. One takes half a lease at least.
+-- After the last grant a round ends, for the next call. One takes half a lease at least.
 local function end_round(state, cursor)
   if cursor ~= '0' or (now >= round and now - round < lease / 2) then return end
   state.before, state.round = round, math.max(now, round + 1)

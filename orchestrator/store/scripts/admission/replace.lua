@@ -7,7 +7,7 @@ for at = 1, #ARGV, 3 do
     written = written + 1
   end
 end
--- The version is a time: behind a loss of the key none comes twice.
+-- The version is a time: after a loss of the key none comes twice.
 local t = redis.call('TIME')
 if written > 0 then redis.call('HSET', KEYS[1], 'version', string.format('%d%06d', t[1], t[2])) end
 return written

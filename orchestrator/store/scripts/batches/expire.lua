@@ -1,5 +1,5 @@
 -- Lets a page of a batch's ended runs on one shard expire, or stay again. KEYS[1] the shard's due index. ARGV[1] batch,
--- ARGV[2] when they expire (ms), or '' to stay, ARGV[3] the place behind which to go on ('0' at first), ARGV[4] how many
+-- ARGV[2] when they expire (ms), or '' to stay, ARGV[3] the place after which to go on ('0' at first), ARGV[4] how many
 -- runs at the most, ARGV[5] the batch's score in the shard's `over` when its end was seen, or ''. Returns the place
 -- that was reached, or '' where that was the last page.
 -- The index expires with its runs, and before them, and stays after them: where it expires though the batch is not over

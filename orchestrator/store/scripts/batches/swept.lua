@@ -1,5 +1,5 @@
 -- Notes at a batch's manifest how far the sweep of a request is, or that it has ended. KEYS[1] manifest, ARGV[1] number of
--- the request, ARGV[2] the row behind the last one that was reached, or '' where it has ended. Returns 'noted', 'gone'
+-- the request, ARGV[2] the row after the last one that was reached, or '' where it has ended. Returns 'noted', 'gone'
 -- where there is no such batch any more, or 'superseded' where the request is over, or not the newest. A sweeper that
 -- stalled writes nothing then, and undoes no progress of another one.
 local h = fields_of(KEYS[1], 'created', 'sweep')

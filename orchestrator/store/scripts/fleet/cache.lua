@@ -4,7 +4,7 @@
 --   keep   ARGV[2] key, ARGV[3] model, ARGV[4] ms to live, ARGV[5] bytes that the part's entries may
 --          take, ARGV[6] entry. Returns 1, or 0 for one that is larger than all of that.
 --   drop   ARGV[2..] keys. Returns how many of them were there.
---   clear  ARGV[2] how many at most. Returns how many went; behind the last one all counters go.
+--   clear  ARGV[2] how many at most. Returns how many went; after the last one all counters go.
 --   count  Returns the counters: '<field>:<model>', number, ...
 -- Invariant: what is in the index has facts ('<bytes> <model>') and is in the counters, once. Redis
 -- expires entries by itself, or evicts them: they leave the index when they are met next.

@@ -2,7 +2,7 @@
 -- tries, idle} (times in ms of Redis's clock). ARGV[1] verb, ARGV[2] id:
 --   open    ARGV[3] name, ARGV[4] reason, ARGV[5] first pause ms. Opens it, or notes that it still fails.
 --   probe   ARGV[3] longest pause ms, ARGV[4] 0..1. Returns 1 where it is time for a probe: the caller makes it.
---   idle    nobody waited for that probe. Behind ten such in a row the circuit is forgotten, as by `close`.
+--   idle    nobody waited for that probe. After ten such in a row the circuit is forgotten, as by `close`.
 --   close   a probe was answered: its runs are to be woken. ARGV[3] name, for a circuit that the store has lost.
 --   over    ARGV[3] ms: forgets a closed circuit after so long, when no worker takes it for open any more.
 -- Returns 1 where that changed something, else 0. Two workers that open or close at once do it once.

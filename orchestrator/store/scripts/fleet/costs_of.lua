@@ -1,7 +1,7 @@
 -- Reads what the ledger has of some names on one shard: its newest part, at one moment. KEYS[1] lines that are not summed
 -- yet, KEYS[2] names (see ledger.lua), KEYS[3..] rows of the newest days. ARGV[1] how many names, then these, a pattern for
 -- the rows of each, and the days.
--- Returns the lines, the last day of each name (behind that from which on all names are there) or false, '1' where there are
+-- Returns the lines, the last day of each name (after that from which on all names are there) or false, '1' where there are
 -- names at all, and rows (field, numbers, ...) of each day. A day without a name is not looked through for it.
 local n, names, rows = tonumber(ARGV[1]), { '*' }, {}
 for i = 1, n do names[i + 1] = ARGV[1 + i] end

@@ -1,6 +1,6 @@
 -- Finds runs of one shard, the newest first, in its lists `runs:<status or stop reason>`. KEYS[1] the shard's due index.
 -- ARGV[1] how many to return, ARGV[2] how many to look at, both at the most; ARGV[3] the earliest time of creation (ms),
--- ARGV[4], ARGV[5] time and id of the run behind which to go on ('' and '' at first), ARGV[6] a part of the error's text,
+-- ARGV[4], ARGV[5] time and id of the run after which to go on ('' and '' at first), ARGV[6] a part of the error's text,
 -- ARGV[7] what the header's fields are to be (JSON), ARGV[8..] lists. Returns how many it looked at, '' or the time and
 -- id of the last one where it did not come to the end, then time, id, ... of those found. Writes nothing.
 -- A run that is gone, or is in a list of another state (older workers keep no lists), is passed over.
@@ -21,7 +21,7 @@ local function is_before(at, id, other, other_id)
   return #id > #other_id
 end
 
--- The place in a list behind the run ARGV[5] of the time ARGV[4]; thousands may be of one time.
+-- The place in a list after the run ARGV[5] of the time ARGV[4]; thousands may be of one time.
 local function place_in(key)
   if ARGV[4] == '' then return 0 end
   local first = redis.call('ZCOUNT', key, '(' .. ARGV[4], '+inf')

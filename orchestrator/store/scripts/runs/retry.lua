@@ -3,7 +3,7 @@
 -- slim (the state before it), since (the part of the log that claims read, or '' for all), overrides,
 -- agent, config (of the agent before a hand-off that is taken back), journal:<field> (one for each entry), message,
 -- grace, anew (1 for a new execution), tokens, cost, guessed, calls (what the removed step had added), ledger (lines that take its calls back), events, event_count, lost, input
--- (messages to give before that step, behind those given already, or ''), request (a token).
+-- (messages to give before that step, after those given already, or ''), request (a token).
 -- Returns {'retried', step}, {'active', status}, {'changed', step} (another caller was faster) or
 -- {'unknown'}. Everything before that step, its answer and its finished tools, are kept.
 local h = fields_of(run_key, 'status', 'step', 'batch', 'seq')

@@ -25,8 +25,8 @@ local function named(first)
   return out
 end
 
--- Numbers come from outside (usage, times, settings): none may make a command refuse it behind the
--- first write. They are within what a double holds exactly; what is no number is 0.
+-- Numbers come from outside (usage, times, settings): none may make a command refuse it after the
+-- first write. They are within what a double holds exactly; anything but a number is 0.
 local LARGEST = 9007199254740991
 local function number(text)
   local value = tonumber(text) or 0
@@ -139,7 +139,7 @@ local function name_calls(batch)
   end
 end
 
--- The same for a run that may have ended: what is noted behind its end must not outlive it.
+-- The same for a run that may have ended: what is noted after its end must not outlive it.
 local function note_late(batch, entry, text)
   note_lost(batch, entry, text)
   local left = redis.call('PTTL', run_key)

@@ -19,7 +19,7 @@ local function add_fields(key, names, out)
   end
 end
 
--- The log from the step `first` on, behind the fields `names`. Returns it as name, value, ...; the step
+-- The log from the step `first` on, after the fields `names`. Returns it as name, value, ...; the step
 -- at which to go on, or nil at the log's end; and its bytes. Where all is `small`, no size is read.
 local function read_part(first, step, names, small)
   local bytes, at = 0, first
@@ -41,7 +41,7 @@ local function read_part(first, step, names, small)
 end
 
 -- As much as one call may read of the journal's fields `names` from the place `from` on. Returns name,
--- value, ...; and the place at which to go on, or nil behind the last.
+-- value, ...; and the place at which to go on, or nil after the last.
 local function read_journal(names, from)
   local part, bytes, at = {}, 0, from
   while at <= #names and at - from < MOST_FIELDS do

@@ -1,7 +1,7 @@
 -- Takes a step: fence, lease, load. ARGV[2] step, ARGV[3] token (random), ARGV[4] lease ms,
 -- ARGV[5] worker, ARGV[6] '1' where its model call may have to wait: it is noted that none is made until the owner says so
 -- (see journal). ARGV[7..] names of the header's fields to return. Returns
--- {'claimed', now, values of these, log, journal, 'called' or 'uncalled' if an owner was found lost, else ''}; behind these, where
+-- {'claimed', now, values of these, log, journal, 'called' or 'uncalled' if an owner was found lost, else ''}; after these, where
 -- that is not all (see page.lua), when the claim began, the step at which to go on in the log or '', and
 -- the names of the journal's fields that are left. Or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
@@ -40,7 +40,7 @@ local wanted_step = number(ARGV[2])
 if wanted_step < step then return { 'stale', step } end
 -- The store was rolled back (a lost tail, a stale replica): never run ahead of it.
 if wanted_step > step then return { 'ahead', step } end
--- A repeated call that arrives behind the commit of its own token, or behind its death: its worker is gone.
+-- A repeated call that arrives after the commit of its own token, or after its death: its worker is gone.
 if h.last_token == ARGV[3] or h.last_token == 'died:' .. ARGV[3] then return { 'stale', step } end
 local now, found, began = now_ms(), '', h.leased_at
 if owner ~= ARGV[3] then
@@ -66,7 +66,7 @@ if owner ~= ARGV[3] then
   end
   if number(h.not_before) == NEVER then return { 'early', NEVER - now, 'owed' } end
   if number(h.not_before) > now then return { 'early', number(h.not_before) - now } end
-  -- The wait for a service that was out is no time of the execution.
+  -- The wait for a service that was out does not count as time of the execution.
   local waited = number(h.not_before) > 0 and redis.call('HMGET', run_key, 'parked', 'execution_started')
   if waited and waited[1] then
     redis.call('HSET', run_key, 'execution_started', digits(number(waited[2]) + now - number(waited[1])))

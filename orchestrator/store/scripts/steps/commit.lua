@@ -27,7 +27,7 @@
 local MOST_TRIMMED, KNOWN_LONGER, LONG_LOG = 1000, 50, 3000
 
 -- Of a log that was long before it was first trimmed, not even all names may be read at once: its steps
--- go by their numbers, and behind them those who committed them, by a scan that goes on where it was.
+-- go by their numbers, and after them those who committed them, by a scan that goes on where it was.
 local function trim_long(first, kept)
   local at, scanned = string.match(redis.call('HGET', run_key, 'trimming') or '', '^(%d+) (%d+)$')
   at, scanned = number(at), scanned or '0'

@@ -70,7 +70,7 @@ local behind = {}
 local owing = {}
 local out = { #overdue, calls, behind, owing }
 
--- A run may wait for hundreds of calls. Behind so many that were looked at, the rest of the runs stays
+-- A run may wait for hundreds of calls. After so many that were looked at, the rest of the runs stays
 -- overdue for the next look; the reply says that there is more.
 local MOST_CALLS_LOOKED_AT, looked_at = 250, 0
 

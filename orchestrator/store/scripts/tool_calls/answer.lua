@@ -14,7 +14,7 @@ if mine and j[2] then return { 'before', j[2] } end
 if TERMINAL[h.status] or not mine or not has_call(waits_of(h.waiting, h.step), index) then return { 'lost', h.status } end
 -- A worker took the step when the run's patience had ended: it goes on without this answer.
 if h.token ~= '' or number(h.not_before) == 0 then return { 'lost', h.status } end
--- Nobody decides behind the time limit, whether a worker has noticed it or not. While the run is paused, no time passes.
+-- Nobody decides after the time limit, whether a worker has noticed it or not. While the run is paused, no time passes.
 if a.by_person == '1' and h.status ~= 'paused' then
   local till = math.min(number(redis.call('HGET', journal_key, 't:' .. index)), number(h.not_before))
   if now_ms() >= till then return { 'lost', h.status } end

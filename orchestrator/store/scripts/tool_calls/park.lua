@@ -1,5 +1,5 @@
 -- Lets a step wait, without a slot, for tool calls that are tasks of their own. ARGV[2] step,
--- ARGV[3] token, ARGV[4] number of calls, then index, queue:tool, message, key, ms of each; behind them name,
+-- ARGV[3] token, ARGV[4] number of calls, then index, queue:tool, message, key, ms of each; after them name,
 -- value pairs: want (the request that the worker knew), patience, grace (ms), began (ms), spent (ms
 -- of this part of the step), paid, dropped, failed (ledger entries), events, event_count.
 -- KEYS[3..] the calls' broker lists, in their order (only where store and broker are one Redis).

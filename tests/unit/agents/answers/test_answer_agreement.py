@@ -19,7 +19,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.agents.agent import contract_of, criteria_of, reasoner_of
 from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
-from stepfleet.orchestrator.records.outcome import Answer
+from stepfleet.orchestrator.records.outcome import RunAnswer
 
 
 class City(BaseModel):
@@ -86,8 +86,8 @@ def test_a_run_may_have_a_schema_of_its_own() -> None:
             "both set the form of messages",
         ),
         ({"answer_mode": "loud", "output_type": City}, "field 'answer_mode'"),
-        ({"tools": [own_answer], "require_final_answer": True}, "'final_answer' is there twice"),
-        ({"special_tools": [STOP, STOP]}, "'stop_here' is there twice"),
+        ({"tools": [own_answer], "require_final_answer": True}, "'final_answer' appears twice"),
+        ({"special_tools": [STOP, STOP]}, "'stop_here' appears twice"),
         ({"special_tools": [look]}, "give SpecialTool objects"),
         ({"special_tools": ["stop_here"]}, "special_tools holds a str"),
         ({"output_type": City, "tool_choice": "none"}, "'tool_choice': 'none' keeps"),
@@ -106,7 +106,7 @@ def test_a_contract_that_cannot_be_kept_is_refused_with_its_fix(
     ("overrides", "match"),
     [
         ({"answer_mode": "native"}, "needs an output_type"),
-        ({"require_final_answer": True}, "'final_answer' is there twice"),
+        ({"require_final_answer": True}, "'final_answer' appears twice"),
         ({"special_tools": ["stop_here"]}, "cannot be overridden per run"),
         ({"output_schema": {"$ref": "file:///etc/passwd"}}, "nothing is fetched"),
     ],
@@ -135,12 +135,12 @@ def test_a_copy_of_an_agent_keeps_its_special_tools() -> None:
     ("answer", "decision", "reason"),
     [
         (None, "request", "no answer was given yet"),
-        (Answer(text="so far"), "request", "its data is awaited"),
-        (Answer(text="done", final=True), "forbid", "the answer was given"),
+        (RunAnswer(text="so far"), "request", "its data is awaited"),
+        (RunAnswer(text="done", final=True), "forbid", "the answer was given"),
     ],
 )
 def test_the_contract_requests_work_until_the_answer_is_given(
-    answer: Answer | None, decision: str, reason: str
+    answer: RunAnswer | None, decision: str, reason: str
 ) -> None:
     """ANS-11, ANS-18"""
     demanding = agent(require_final_answer=True, max_steps=1)
@@ -155,5 +155,5 @@ def test_the_contract_requests_work_until_the_answer_is_given(
 
 def test_a_further_turn_has_to_be_answered_anew() -> None:
     """ANS-07: once per run, and a further turn is another execution."""
-    answered = a_state(2, answer=Answer(text="done", final=True))
+    answered = a_state(2, answer=RunAnswer(text="done", final=True))
     assert answered.next_execution().answer is None

@@ -20,7 +20,7 @@ from stepfleet.orchestrator import (
 from stepfleet.orchestrator.agents.answers import ErrorSink, MessagesSink, Outcome, RecordsSink
 from stepfleet.orchestrator.agents.answers.definitions import final_answer, structured_response
 from stepfleet.orchestrator.records.conversation.messages import result_text
-from stepfleet.orchestrator.records.outcome import Answer
+from stepfleet.orchestrator.records.outcome import RunAnswer
 from stepfleet.orchestrator.tools.schemas.handles import schema_of
 
 
@@ -45,7 +45,7 @@ class Reports:
 
 POINT = schema_of(Point)
 GOOD = {"x": 1, "y": 2}
-PENDING = a_state(1, answer=Answer(text="so far"))
+PENDING = a_state(1, answer=RunAnswer(text="so far"))
 Case = tuple[SpecialTool, dict[str, Any], AgentState, Outcome, str | None]
 FINAL, FINAL_DATA = final_answer(None), final_answer(POINT)
 DATA, NO_DATA = structured_response(POINT), structured_response(None)

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from stepfleet.orchestrator.agents.planning import (
     LONGEST_STEP,
     MOST_STEPS,
-    Plan,
+    AgentPlan,
     PlanStep,
     PlanStepState,
 )
@@ -23,7 +23,7 @@ And that is all."""
 
 def test_a_list_becomes_steps_with_their_states() -> None:
     """PLAN-07"""
-    plan = Plan.from_text(TEXT)
+    plan = AgentPlan.from_text(TEXT)
     assert [(step.text, step.state.value) for step in plan.steps] == [
         ("Look up the tower", "completed"),
         ("Look up the bridge", "in_progress"),
@@ -45,15 +45,15 @@ def test_there_are_four_states() -> None:
 
 
 def test_an_unknown_mark_belongs_to_the_text() -> None:
-    assert Plan.from_text("1. [1] see page one").steps[0].text == "[1] see page one"
+    assert AgentPlan.from_text("1. [1] see page one").steps[0].text == "[1] see page one"
 
 
 def test_a_text_without_a_list_has_no_steps() -> None:
-    assert Plan.from_text("I look, then I add.\n1.5 is a number").steps == ()
+    assert AgentPlan.from_text("I look, then I add.\n1.5 is a number").steps == ()
 
 
 def test_a_plan_is_bounded() -> None:
-    plan = Plan.from_text("\n".join(f"{n}. {'x' * 999}" for n in range(1, 200)))
+    plan = AgentPlan.from_text("\n".join(f"{n}. {'x' * 999}" for n in range(1, 200)))
     assert len(plan.steps) == MOST_STEPS
     assert len(plan.steps[0].text) == LONGEST_STEP
 
@@ -69,12 +69,12 @@ def test_a_plan_is_bounded() -> None:
     )
 )
 def test_a_written_plan_reads_back_equal(steps: list[PlanStep]) -> None:
-    plan = Plan(steps=tuple(steps))
-    assert Plan.from_text(plan.as_text()) == plan
+    plan = AgentPlan(steps=tuple(steps))
+    assert AgentPlan.from_text(plan.as_text()) == plan
 
 
 def test_a_step_gets_a_state_in_a_copy() -> None:
-    plan = Plan.from_text("1. look\n2. add")
+    plan = AgentPlan.from_text("1. look\n2. add")
     changed = plan.with_state(2, PlanStepState.COMPLETED)
     assert [step.state.value for step in changed.steps] == ["pending", "completed"]
     assert plan.steps[1].state is PlanStepState.PENDING

@@ -2,7 +2,7 @@ import pytest
 
 from stepfleet.orchestrator import ToolSpec
 from stepfleet.orchestrator.agents.planning import (
-    Plan,
+    AgentPlan,
     initial_prompt,
     is_planning_response,
     next_prompt,
@@ -36,7 +36,7 @@ def test_a_later_prompt_asks_for_the_next_step_from_the_observations() -> None:
 
 def test_a_later_prompt_shows_the_plan_that_there_is() -> None:
     """PLAN-02, PLAN-07"""
-    plan = Plan.from_text("1. [x] look\n2. add")
+    plan = AgentPlan.from_text("1. [x] look\n2. add")
     assert "1. [x] look\n2. [ ] add" in next_prompt("count", 3, [], plan)
 
 

@@ -101,7 +101,9 @@ def test_a_run_id_that_is_no_part_of_a_files_name_writes_and_removes_nothing(
     kept = folder.save(checkpoint(1))
     beside = save_checkpoint(checkpoint(1), tmp_path / "r1-000001.json")
     for use in (lambda: folder.save(checkpoint(2, run_id)), lambda: folder.files(run_id)):
-        with pytest.raises(ConfigurationError, match=r"field .run_id. is .* no part of a file"):
+        with pytest.raises(
+            ConfigurationError, match=r"field .run_id. is .* cannot be part of a file"
+        ):
             use()
     assert sorted(tmp_path.rglob("*.json")) == sorted([kept, beside])
 
@@ -135,7 +137,7 @@ def test_a_checkpoint_above_the_limit_is_refused(
         ({"version": None}, "field 'version'"),
         ({"conversation_history": []}, "'conversation_history' of the checkpoint has 0 entries"),
         ({"given": 2}, "its steps say 4"),
-        ({"state": {}}, "this is no whole checkpoint.*state"),
+        ({"state": {}}, "this is not a complete checkpoint.*state"),
         ({"colour": 1}, "colour"),
     ],
 )

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.client.rendering import (
     rendered,
     should_render_assistant_content,
 )
-from stepfleet.orchestrator.records.outcome import Answer
+from stepfleet.orchestrator.records.outcome import RunAnswer
 from stepfleet.orchestrator.records.steps import Progress
 
 GOLDEN = [
@@ -177,7 +177,7 @@ def test_a_further_turn_stands_where_it_was_said() -> None:
 def test_an_answer_that_a_call_gave_is_shown_as_the_models_words() -> None:
     """UI-02: behind the call; data alone stay in the call."""
     call = a_call("c1", tool_name="final_answer", arguments={"answer": "It is 3."})
-    answered = Progress(answer=Answer(text="It is 3."))
+    answered = Progress(answer=RunAnswer(text="It is 3."))
     told = texts(a_turn(1, "", call, progress=answered))
     assert told[-1] == ("assistant", "It is 3.")
     assert len(told) == 3

@@ -12,7 +12,7 @@ import pytest
 
 from stepfleet.worker.engine.bridge import await_
 from stepfleet.worker.engine.loop_thread import new_event_loop
-from stepfleet.worker.engine.pool.job import Callbacks, Job, Limits
+from stepfleet.worker.engine.pool.job import Callbacks, Limits, PoolJob
 
 LONG = 60.0
 REPORTS = Callbacks(*[lambda *_: None] * 4)
@@ -26,26 +26,26 @@ class Owner:
         self.left = asyncio.Event()
         self.reached: list[bool] = []
 
-    def finished(self, job: Job, outcome: object) -> None:
+    def finished(self, job: PoolJob, outcome: object) -> None:
         assert job.target is not None
         self.outcomes.append(outcome)
         self.left.set()
 
-    def limit_reached(self, job: Job, *, soft: bool) -> None:
+    def limit_reached(self, job: PoolJob, *, soft: bool) -> None:
         assert job.limits is not None
         self.reached.append(soft)
 
-    def is_revoked(self, job: Job) -> bool:
+    def is_revoked(self, job: PoolJob) -> bool:
         return job.terminated_by is not None
 
-    def abandoned(self, job: Job) -> None:
+    def abandoned(self, job: PoolJob) -> None:
         raise AssertionError(job)
 
 
-def started(target: Callable[[], object], limits: Limits) -> tuple[Job, Owner]:
+def started(target: Callable[[], object], limits: Limits) -> tuple[PoolJob, Owner]:
     owner = Owner()
     loop = asyncio.get_running_loop()
-    job = Job(target, REPORTS, limits, owner, loop)
+    job = PoolJob(target, REPORTS, limits, owner, loop)
     loop.call_soon(job.begin)
     return job, owner
 

@@ -177,8 +177,12 @@ async def test_credentials_are_refreshed_once_for_all_calls_that_wait(
 @pytest.mark.parametrize(
     ("profile", "failure", "retryable"),
     [
-        ("credential_process = false", "credentials cannot be had", True),
-        ("role_arn = arn:aws:iam::1:role/x\nsource_profile = none", "is not sound", False),
+        ("credential_process = false", "could not load AWS credentials", True),
+        (
+            "role_arn = arn:aws:iam::1:role/x\nsource_profile = none",
+            "invalid AWS configuration",
+            False,
+        ),
     ],
 )
 async def test_a_source_of_credentials_that_fails_is_tried_again_if_it_may_pass(

@@ -125,8 +125,8 @@ async def test_a_jwt_says_itself_when_it_expires(issuer: Issuer) -> None:
         ("a\nb", "", "return the token", False),
         ("", "", "returned an empty token", False),
         (None, "no_such_module_here:x", "no module 'no_such_module_here'", False),
-        (None, f"{HERE}:PROVIDER", "is no function", False),
-        (None, "nobody", "no entry point in 'stepfleet.tokens'", False),
+        (None, f"{HERE}:PROVIDER", "must be a function", False),
+        (None, "nobody", "not an entry point in 'stepfleet.tokens'", False),
     ],
 )
 async def test_what_gives_no_token_is_named(

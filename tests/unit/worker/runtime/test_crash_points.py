@@ -71,6 +71,6 @@ def test_another_signal_can_be_named() -> None:
 
 
 def test_an_unknown_point_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(ValueError, match="no crash point; use one of message-popped, "):
+    with pytest.raises(ValueError, match="not a crash point; use message-popped, "):
         crash_points({"STEPFLEET_CRASH_AT": "after-clam"})
     assert len(set(POINTS)) == len(POINTS)

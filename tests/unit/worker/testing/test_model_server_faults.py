@@ -248,7 +248,7 @@ def test_attempts_after_the_first_ones_never_fail_by_rate() -> None:
         (lambda: Faults(rate=2), "from 0 to 1"),
         (lambda: Faults(kinds={}), "a weight above 0"),
         (lambda: Faults(kinds={"reset": -1}), "a weight above 0"),
-        (lambda: Latency(-1), "no latency"),
+        (lambda: Latency(-1), "not a latency"),
         (lambda: Latency(2, 1), "low <= high"),
         (lambda: Latency.parse("soon"), "write 0.05"),
         (lambda: Reply("x", piece=0), "at least 1 character"),

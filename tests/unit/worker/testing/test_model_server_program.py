@@ -130,7 +130,7 @@ def test_port_latency_faults_and_log_are_options(rules: Path, tmp_path: Path) ->
         (["--rules", "json:nothing"], "no callable 'nothing'"),
         (["--rules", "json:loads", "--latency", "soon"], "soon"),
         (["--rules", "json:loads", "--faults", "7"], "from 0 to 1"),
-        (["--rules", "json:loads", "--fault-kinds", "x"], "no kind of fault|not a valid"),
+        (["--rules", "json:loads", "--fault-kinds", "x"], "not a kind of fault|not a valid"),
     ],
 )
 def test_a_wrong_setup_exits_with_2_and_says_what(arguments: list[str], words: str) -> None:

@@ -272,7 +272,8 @@ def test_a_result_without_its_call_is_refused(client: httpx.Client, name: str) -
                or "_output" in str(turn.get("type"))] or turns[-1:]  # fmt: skip
     body[FIELDS[name]] = [*turns[: first + 1], *results]
     words = {
-        "chat": "is no open tool call", "responses": "No tool call found for function call output",
+        "chat": "is not an open tool call",
+        "responses": "No tool call found for function call output",
         "messages": "unexpected `tool_use_id` found in `tool_result` blocks",
         "content": "number of function response parts is equal",
         "converse": "roles must alternate",

@@ -73,8 +73,8 @@ def test_an_image_becomes_a_block_and_a_line_of_the_text() -> None:
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        (image(mime_type="image/x-icon"), "[image left out: image/x-icon is none that models read"),
-        (image(data="%%%"), "[image left out: its data is no base64]"),
+        (image(mime_type="image/x-icon"), "[image left out: image/x-icon is not read by models"),
+        (image(data="%%%"), "[image left out: its data is not valid base64]"),
         (image(data="A" * (MAX_MEDIA + 4)), "[image left out: with it the images have more than"),
         (
             AudioContent(type="audio", data=PNG, mime_type="audio/wav"),

@@ -135,4 +135,4 @@ def test_a_listing_that_takes_for_ever_ends_with_its_allowance(
 ) -> None:
     server = mcp_server("s", command=["x"])
     assert definitions(server, [offered("a"), offered("b")], seconds=0.0) == ()
-    assert "tool 'a' and those behind it are not offered" in caplog.text
+    assert "tool 'a' and those after it are not offered" in caplog.text

@@ -64,7 +64,7 @@ class AskFigures:
     oldest: float | None
 
 
-class Asks(Gateway):
+class ApprovalStore(Gateway):
     """Reads calls that wait for people, and answers them."""
 
     def __init__(self, opened: Opened, calls: ToolCalls) -> None:
@@ -253,5 +253,5 @@ def _pairs(reply: Sequence[str]) -> list[_Place]:
 def _place(cursor: str) -> _Place:
     score, _, member = str(cursor).partition(" ")
     if not (score.isascii() and score.isdigit() and member):
-        raise ConfigurationError("cursor is none that a page has given; leave it out")
+        raise ConfigurationError("cursor is not one that a page has returned; leave it out")
     return float(score), member
