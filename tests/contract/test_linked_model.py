@@ -70,7 +70,7 @@ MUTATIONS = {
         "common", "  owe(a.returns, now, batch", "  local _ = (batch"
     ),
     "an end behind a commit is owed to nobody": Mutation(
-        "commit", "h.created, h.returns or ''", "h.created, ''"
+        "commit", "created, returns or ''", "created, ''"
     ),
     "what is owed is dispatched once": Mutation(
         "rescue",

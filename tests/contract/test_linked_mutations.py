@@ -100,7 +100,7 @@ BUGS = {
         "commit", _HAND_OFF, "'agent', a.agent, 'config', a.config, 'overrides', '{}')", NEXT
     ),
     "a hand-off whose commit is repeated is made by nobody": Seeded(
-        "commit", "redis.call('HSET', log_key, h.step, a.log, by, h.step)", "local _", CRASH
+        "commit", "redis.call('HSET', log_key, at, a.log, by, at)", "local _", CRASH
     ),
     "a retry leaves the run with the agent of the failed hand-off": Seeded(
         "retry",

@@ -21,15 +21,15 @@ MUTATIONS = {
         "",
     ),
     "claim does not read what is asked of a batch": Mutation(
-        "claim", "local word, n = pending_request(flags[2], h.heard)", "local word, n"
+        "claim", "local word, n = pending_request(flags[2], reached)", "local word, n"
     ),
     "claim begins a step while the fleet is paused": Mutation(
         "claim",
-        "if flags[1] and wanted(h.want, word) ~= 'cancel' then return { 'paused' } end",
+        "if flags[1] and wanted(want, word) ~= 'cancel' then return { 'paused' } end",
         "",
     ),
     "claim leaves a cancelled run of a paused fleet open": Mutation(
-        "claim", "if flags[1] and wanted(h.want, word) ~= 'cancel' then", "if flags[1] then"
+        "claim", "if flags[1] and wanted(want, word) ~= 'cancel' then", "if flags[1] then"
     ),
     "rescue leaves a cancelled run of a paused fleet to nobody": Mutation(
         "rescue", "h.want == 'cancel'", "false"
@@ -51,7 +51,7 @@ MUTATIONS = {
         "commit", "want = wanted(want, word)", ""
     ),
     "renewal does not tell what is asked of a batch": Mutation(
-        "journal", "wanted(h.want, (flag_of(h.batch, h.heard)))", "h.want"
+        "journal", "wanted(word, (flag_of(batch, reached)))", "word"
     ),
     "rescue dispatches runs of a paused batch": Mutation(
         "rescue", "and word ~= 'resume'", "and false"
@@ -96,7 +96,7 @@ MUTATIONS = {
     "create leaves a batch's counters to expire": Mutation("create", "  go_on(a.batch)\n", ""),
     "claim takes a step whose lease has not run out": Mutation(
         "claim",
-        "if owner ~= '' and number(h.lease) > now then return",
+        "if owner ~= '' and number(lease) > now then return",
         "if false then return",
     ),
     "claim runs ahead of a store that was rolled back": Mutation(
@@ -110,7 +110,7 @@ MUTATIONS = {
     ),
     "claim does not wait for a retry's time": Mutation(
         "claim",
-        "if number(h.not_before) > now then return { 'early', number(h.not_before) - now } end",
+        "if number(not_before) > now then return { 'early', number(not_before) - now } end",
         "",
     ),
     "claim starts an ended run again": Mutation(
@@ -118,7 +118,7 @@ MUTATIONS = {
     ),
     "claim lets a late repetition own a step that nobody works on": Mutation(
         "claim",
-        "if h.last_token == ARGV[3] or h.last_token == 'died:' .. ARGV[3] then",
+        "if last_token == ARGV[3] or last_token == 'died:' .. ARGV[3] then",
         "if false then",
     ),
     "a call's owner whose death was counted is answered that its result was delivered": Mutation(
@@ -126,7 +126,7 @@ MUTATIONS = {
     ),
     "retry counts what a call had lost before": Mutation("retry", "^[ctxy]", "^[txy]"),
     "claim lets an owner whose death was counted own the step again": Mutation(
-        "claim", " or h.last_token == 'died:' .. ARGV[3] then", " then"
+        "claim", " or last_token == 'died:' .. ARGV[3] then", " then"
     ),
     "an owner whose death was counted is answered that its commit was applied": Mutation(
         "died", "'last_token', 'died:' .. token", "'last_token', token"
@@ -169,7 +169,7 @@ MUTATIONS = {
     ),
     "retry keeps what is known of losses": Mutation("retry", "'^[ctxy]:?%d*$'", "'^[ct]:?%d*$'"),
     "journal writes for anybody": Mutation(
-        "journal", "if h.token ~= ARGV[3] or h.step ~= ARGV[2] then", "if false then"
+        "journal", "if token ~= ARGV[3] or at ~= ARGV[2] then", "if false then"
     ),
     "journal lets a tool start in a run that is to pause": Mutation(
         "journal", "if want == '' or string.sub", "if true or string.sub"
@@ -181,12 +181,12 @@ MUTATIONS = {
         "journal", "'lease', till, 'elapsed'", "'elapsed'"
     ),
     "commit does not check the token": Mutation(
-        "commit", "if h.token ~= ARGV[3] or h.step ~= ARGV[2] then", "if h.step ~= ARGV[2] then"
+        "commit", "if token ~= ARGV[3] or at ~= ARGV[2] then", "if at ~= ARGV[2] then"
     ),
     "commit moves counters again when it is repeated": Mutation(
         "commit",
-        "if h.last_token == ARGV[3] then return",
-        "if h.last_token == ARGV[3] then count(batch, 'steps', 1) return",
+        "if last_token == ARGV[3] then return",
+        "if last_token == ARGV[3] then count(batch, 'steps', 1) return",
     ),
     "commit does not know its own older token": Mutation(
         "commit",
@@ -233,7 +233,7 @@ MUTATIONS = {
     ),
     "a run begins untold": Mutation("claim", "emit_status(status, 'in_progress')", ""),
     "a run that begins stays in the list of queued ones": Mutation(
-        "claim", "relist(status, 'in_progress', h.created)", ""
+        "claim", "relist(status, 'in_progress', created)", ""
     ),
     "a pause is not told": Mutation("common", "  emit_status(from, 'paused')\n", ""),
     "the end of a pause is not told": Mutation("resume", "emit_status('paused', to)", ""),

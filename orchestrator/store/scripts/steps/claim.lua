@@ -11,9 +11,9 @@
 -- Invariant: at most one token owns a run, and only until its lease runs out.
 -- `since` is '<step> <field> ...' where a memory policy needs no more than the log's end: the entries
 -- from that step on, and those fields.
-local function read_log(h, step)
-  local since, noted, size = h.since, string.match(h.logged or '', '^(%d+) (%d+)$')
-  local small = noted == h.step and number(size) <= MOST_BYTES
+local function read_log(step, since, logged)
+  local noted, size = string.match(logged or '', '^(%d+) (%d+)$')
+  local small = noted == digits(step) and number(size) <= MOST_BYTES
   if since and since ~= '' then
     local first, others = string.match(since, '^(%d+) ?(.*)$')
     local names = {}
@@ -26,48 +26,49 @@ local function read_log(h, step)
   return log, on
 end
 
-local h = fields_of(run_key, 'status', 'step', 'token', 'lease', 'want', 'batch', 'leased_at',
-  'elapsed', 'not_before', 'last_token', 'since', 'heard', 'logged', 'created', 'returns', 'reach')
-local status, step, owner = h.status, number(h.step), h.token
+local status, at, owner, lease, want, batch, began, elapsed, not_before, last_token, since, reached, logged, created,
+  returns, reach = unpack(redis.call('HMGET', run_key, 'status', 'step', 'token', 'lease', 'want', 'batch', 'leased_at',
+    'elapsed', 'not_before', 'last_token', 'since', 'heard', 'logged', 'created', 'returns', 'reach'))
+local step = number(at)
 if not status then return { 'unknown' } end
-local owed = (h.returns == '1' or h.reach) and 'owed' or ''
+local owed = (returns == '1' or reach) and 'owed' or ''
 if TERMINAL[status] then return { 'ended', status, owed } end
 if status == 'paused' then
   redis.call('HDEL', run_key, 'hinted')
-  return { 'paused', status, h.reach and owed or '' }
+  return { 'paused', status, reach and owed or '' }
 end
 local wanted_step = number(ARGV[2])
 if wanted_step < step then return { 'stale', step } end
 -- The store was rolled back (a lost tail, a stale replica): never run ahead of it.
 if wanted_step > step then return { 'ahead', step } end
 -- A repeated call that arrives after the commit of its own token, or after its death: its worker is gone.
-if h.last_token == ARGV[3] or h.last_token == 'died:' .. ARGV[3] then return { 'stale', step } end
-local now, found, began = now_ms(), '', h.leased_at
+if last_token == ARGV[3] or last_token == 'died:' .. ARGV[3] then return { 'stale', step } end
+local now, found = now_ms(), ''
 if owner ~= ARGV[3] then
-  if owner ~= '' and number(h.lease) > now then return { 'leased', number(h.lease) - now } end
-  local flags = redis.call('HMGET', flags_key, 'fleet', 'b:' .. (h.batch or ''))
-  local word, n = pending_request(flags[2], h.heard)
-  local ending = word == 'cancel' and ending_of(h.batch)
+  if owner ~= '' and number(lease) > now then return { 'leased', number(lease) - now } end
+  local flags = redis.call('HMGET', flags_key, 'fleet', 'b:' .. (batch or ''))
+  local word, n = pending_request(flags[2], reached)
+  local ending = word == 'cancel' and ending_of(batch)
   if word == 'cancel' and not ending then word, n = nil, nil end
   -- A cancel ends the run also while the fleet is paused: no model is called for that.
-  if flags[1] and wanted(h.want, word) ~= 'cancel' then return { 'paused' } end
+  if flags[1] and wanted(want, word) ~= 'cancel' then return { 'paused' } end
   if owner ~= '' then
-    found = vanish(h.batch, owner, step, h.elapsed)
+    found = vanish(batch, owner, step, elapsed)
   end
   if n then redis.call('HSET', run_key, 'heard', n) end
   if word == 'cancel' then
-    abandon(status, h.batch, step, owner, ending, now)
+    abandon(status, batch, step, owner, ending, now)
     return { 'ended', 'cancelled' }
   end
-  if word == 'resume' and h.want == 'pause' then redis.call('HSET', run_key, 'want', '') end
-  if wanted(h.want, word) == 'pause' then
-    halt(status, h.batch, now)
+  if word == 'resume' and want == 'pause' then redis.call('HSET', run_key, 'want', '') end
+  if wanted(want, word) == 'pause' then
+    halt(status, batch, now)
     return { 'paused' }
   end
-  if number(h.not_before) == NEVER then return { 'early', NEVER - now, 'owed' } end
-  if number(h.not_before) > now then return { 'early', number(h.not_before) - now } end
+  if number(not_before) == NEVER then return { 'early', NEVER - now, 'owed' } end
+  if number(not_before) > now then return { 'early', number(not_before) - now } end
   -- The wait for a service that was out does not count as time of the execution.
-  local waited = number(h.not_before) > 0 and redis.call('HMGET', run_key, 'parked', 'execution_started')
+  local waited = number(not_before) > 0 and redis.call('HMGET', run_key, 'parked', 'execution_started')
   if waited and waited[1] then
     redis.call('HSET', run_key, 'execution_started', digits(number(waited[2]) + now - number(waited[1])))
     redis.call('HDEL', run_key, 'parked')
@@ -80,12 +81,12 @@ if owner ~= ARGV[3] then
   redis.call('HSETNX', run_key, 'execution_started', began)
   redis.call('ZADD', due_key, till, run_id)
   if status ~= 'in_progress' then
-    relist(status, 'in_progress', h.created)
-    move(h.batch, status, 'in_progress')
+    relist(status, 'in_progress', created)
+    move(batch, status, 'in_progress')
     emit_status(status, 'in_progress')
   end
 end
-local log, on = read_log(h, step)
+local log, on = read_log(step, since, logged)
 local names = redis.call('HKEYS', journal_key)
 local journal, left = read_journal(names, 1)
 local reply = { 'claimed', now, redis.call('HMGET', run_key, unpack(ARGV, 7)), log, journal, found }

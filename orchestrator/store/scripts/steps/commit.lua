@@ -85,23 +85,24 @@ local function compact()
   redis.call('RENAME', spare, run_key)
 end
 
-local h = fields_of(run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
-  'logged', 'outage', 'created', 'returns', 'waiting')
-local status, step, want, batch = h.status, number(h.step), h.want, h.batch
+local status, at, token, last_token, want, batch, feed, reached, logged, outage, created, returns, waiting = unpack(
+  redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard', 'logged', 'outage',
+    'created', 'returns', 'waiting'))
+local step = number(at)
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
 -- The next step may be committed already when the call is repeated: the log knows each step's token.
 local by = 'by:' .. ARGV[3]
-if h.last_token == ARGV[3] then return { 'mine', status, step } end
-if h.token ~= ARGV[3] or h.step ~= ARGV[2] then
+if last_token == ARGV[3] then return { 'mine', status, step } end
+if token ~= ARGV[3] or at ~= ARGV[2] then
   if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end
-  take_back(run_key, 'losses', 'crashes', h.step, ARGV[3])
+  take_back(run_key, 'losses', 'crashes', at, ARGV[3])
   -- Better known than the crash that the next owner had noted under the same token.
   if a.dropped ~= '' then note_late(batch, ARGV[3], a.dropped) end
   note_failed(note_late, batch, ARGV[3], a.failed)
   return { 'lost', status }
 end
-local word, heard = flag_of(batch, h.heard)
+local word, heard = flag_of(batch, reached)
 want = wanted(want, word)
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
 local now = now_ms()
@@ -111,13 +112,13 @@ if a.guess then estimate(batch, a.guess) end
 if a.ledger then enter(shard .. 'costs', a.ledger, number(a.kept)) end
 local orphans = ''
 if a.log ~= '' then
-  orphans = a.verdict == 'finish' and runs_waited_for(h.waiting, h.step) or ''
-  redis.call('HSET', log_key, h.step, a.log, by, h.step)
-  redis.call('HSET', outcomes_key, h.step, a.outcome)
+  orphans = a.verdict == 'finish' and runs_waited_for(waiting, at) or ''
+  redis.call('HSET', log_key, at, a.log, by, at)
+  redis.call('HSET', outcomes_key, at, a.outcome)
   redis.call('DEL', journal_key)
   step = step + 1
-  local noted, size = string.match(h.logged or '', '^(%d+) (%d+)$')
-  local logged = noted == h.step and digits(step) .. ' ' .. digits(number(size) + #a.log) or ''
+  local noted, size = string.match(logged or '', '^(%d+) (%d+)$')
+  logged = noted == at and digits(step) .. ' ' .. digits(number(size) + #a.log) or ''
   redis.call('HSET', run_key, 'step', digits(step), 'attempt', '0', 'limited', '0', 'crashes', '0', 'logged', logged)
   count(batch, 'steps', 1)
   count(batch, 'tokens', number(a.tokens))
@@ -140,13 +141,13 @@ if a.since then
   end
   redis.call('HSET', run_key, 'since', a.since)
 end
-if a.log ~= '' or a.verdict == 'finish' then drop_asks(h.waiting, h.step) end
-emit(a.events, a.event_count, h.feed)
-if h.outage and not a.outage and a.verdict ~= 'release' then redis.call('HDEL', run_key, 'outage', 'parked') end
+if a.log ~= '' or a.verdict == 'finish' then drop_asks(waiting, at) end
+emit(a.events, a.event_count, feed)
+if outage and not a.outage and a.verdict ~= 'release' then redis.call('HDEL', run_key, 'outage', 'parked') end
 if a.verdict == 'finish' then
   local price = a.log == '' and redis.call('HGET', journal_key, 'price')
   if price then note_lost(batch, 'paid', price) end
-  a.created, a.returns = h.created, h.returns or ''
+  a.created, a.returns = created, returns or ''
   compact() -- before its keys expire: the new ones would not
   local is_last = finish(status, batch, a, now)
   local owes = a.returns == '1'

@@ -5,9 +5,9 @@
 -- paused fleet answers 'pause' too. With a request, no start is noted, and none may follow.
 -- Invariants: only the owner of the current token writes; no tool starts, and no result is noted,
 -- beside a response that the store has lost since: the next owner would take it for that of another response.
-local h = fields_of(run_key, 'token', 'step', 'want', 'batch', 'heard')
-if h.token ~= ARGV[3] or h.step ~= ARGV[2] then
-  if h.step then take_back(run_key, 'losses', 'crashes', h.step, ARGV[3]) end
+local token, at, word, batch, reached = unpack(redis.call('HMGET', run_key, 'token', 'step', 'want', 'batch', 'heard'))
+if token ~= ARGV[3] or at ~= ARGV[2] then
+  if at then take_back(run_key, 'losses', 'crashes', at, ARGV[3]) end
   return { 'lost' }
 end
 local of_tools = ARGV[6] and string.match(ARGV[6], '^[rs]:')
@@ -15,7 +15,7 @@ if of_tools and redis.call('HEXISTS', journal_key, 'response') == 0 then return 
 local till = now_ms() + number(ARGV[4])
 redis.call('HSET', run_key, 'lease', till, 'elapsed', ARGV[5])
 redis.call('ZADD', due_key, till, run_id)
-local want = wanted(h.want, (flag_of(h.batch, h.heard)))
+local want = wanted(word, (flag_of(batch, reached)))
 if want == '' and ARGV[6] and redis.call('HEXISTS', flags_key, 'fleet') == 1 then want = 'pause' end
 local entries, first = {}, 6
 if ARGV[first] == 'called' then
@@ -27,7 +27,7 @@ if ARGV[first] == 'called' then
   first = first + 2
 end
 if ARGV[first] == 'failed' then
-  note_failed(note_lost, h.batch, ARGV[3], ARGV[first + 1])
+  note_failed(note_lost, batch, ARGV[3], ARGV[first + 1])
   first = first + 2
 end
 for i = first, #ARGV, 2 do
