@@ -29,7 +29,7 @@ from stepfleet.worker.engine.pool import refuse_greenlet_pools
 from stepfleet.worker.engine.transport import EVENTS, batch_url
 from stepfleet.worker.engine.transport import register as register_transport
 from stepfleet.worker.runtime.child_deaths import Requests, counts_lost_children
-from stepfleet.worker.runtime.services import Services
+from stepfleet.worker.runtime.process import WorkerProcess
 from stepfleet.worker.runtime.shutdown import Stopping, drain_at_hangup, ignore_hangup
 from stepfleet.worker.tasks import PROMISED, put_aside, register
 from stepfleet.worker.telemetry import log_as_json, log_without_secrets
@@ -85,7 +85,7 @@ def create_app(settings: Settings) -> Celery:
         app.conf.broker_url = batch_url(settings.broker)
         app.conf.event_serializer = EVENTS
     references = [one for one in os.environ.get(AGENTS, "").split(",") if one]
-    services = Services(settings, load_agents(references).values(), app, isolates=not prefork)
+    process = WorkerProcess(settings, load_agents(references).values(), app, isolates=not prefork)
     if settings.log_format == "json":
         log_as_json()
     else:
@@ -93,19 +93,19 @@ def create_app(settings: Settings) -> Celery:
     receive = dead_letter_receiver(settings)
     signals.task_unknown.connect(receive, weak=False)
     signals.task_rejected.connect(receive, weak=False)
-    gate = _add_tasks(app, settings, services)
+    gate = _add_tasks(app, settings, process)
 
     def set_up(**_: Any) -> None:
-        limit_tasks(app, gate, partial(put_aside, services))
+        limit_tasks(app, gate, partial(put_aside, process))
 
     signals.worker_init.connect(refuse_greenlet_pools, weak=False)
-    signals.worker_init.connect(lambda **_: services.open(), weak=False)
+    signals.worker_init.connect(lambda **_: process.open(), weak=False)
     signals.celeryd_after_setup.connect(set_up, weak=False)
     signals.worker_ready.connect(lambda **_: drain_at_hangup(), weak=False)
     if prefork:
         signals.worker_process_init.connect(lambda **_: ignore_hangup(), weak=False)
-        _count_lost_children(settings, services)
-    _follow_worker(app, services)
+        _count_lost_children(settings, process)
+    _follow_worker(app, process)
     return app
 
 
@@ -138,14 +138,14 @@ def serve_on(app: Celery, worker: Any) -> None:
     named = references if isinstance(references, str) else ",".join(references or ())
     os.environ.update({**settings.environment(), AGENTS: named})
     prefork = "prefork" in str(worker.pool_cls)
-    services = Services(settings, agents, app, isolates=not prefork, leave=_left_to_celery)
+    process = WorkerProcess(settings, agents, app, isolates=not prefork, leave=_left_to_celery)
     log_without_secrets()
-    _add_tasks(app, settings, services)
+    _add_tasks(app, settings, process)
     if prefork:
-        _count_lost_children(settings, services)
+        _count_lost_children(settings, process)
     elif str(worker.pool_cls) == POOL and worker.consumer_cls == CELERYS_CONSUMER:
         worker.consumer_cls = CONSUMER
-    services.open()
+    process.open()
 
     def check(**_: Any) -> None:  # Celery's logging is set up, and annotations are applied
         _warn_of_limits(worker)
@@ -153,7 +153,7 @@ def serve_on(app: Celery, worker: Any) -> None:
         give_threads(app)
 
     signals.celeryd_after_setup.connect(check, weak=False)
-    _follow_worker(app, services)
+    _follow_worker(app, process)
 
 
 def _left_to_celery(seconds: float) -> None:
@@ -183,21 +183,21 @@ def _check_tasks(app: Celery) -> None:
                 )
 
 
-def _add_tasks(app: Celery, settings: Settings, services: Services) -> SignatureCheck | None:
+def _add_tasks(app: Celery, settings: Settings, process: WorkerProcess) -> SignatureCheck | None:
     """Register the tasks; return what checks signatures, where messages are signed."""
     for name, value in settings.secrets():
         keep_secret(name, value)
     keys = settings.signing
     gate = SignatureCheck(keys, lambda: app.amqp.queues.consume_from) if keys else None
-    register(app, services, gate)
+    register(app, process, gate)
     return gate
 
 
-def _count_lost_children(settings: Settings, services: Services) -> None:
+def _count_lost_children(settings: Settings, process: WorkerProcess) -> None:
     requests = Requests()
     signals.task_received.connect(requests, weak=False)
     lost = counts_lost_children(
-        settings, lambda: services.stopping.has_begun, requests, lambda: services.node
+        settings, lambda: process.stopping.has_begun, requests, lambda: process.node
     )
     signals.task_failure.connect(lost, weak=False)
 
@@ -230,38 +230,38 @@ def _drain_step(stopping: Stopping) -> type[bootsteps.StartStopStep]:
     return DrainStep
 
 
-def _follow_worker(app: Celery, services: Services) -> None:
-    """Tie the services to the worker's life. Receivers are kept by the app's own process."""
+def _follow_worker(app: Celery, process: WorkerProcess) -> None:
+    """Tie the process to Celery's worker. Receivers are kept by the app's own process."""
 
     def starts_in_worker(sender: Any = None, **_: Any) -> None:
         if "prefork" not in str(getattr(sender, "pool", None)):
-            services.start()
-        services.wait_until_known(READY_SECONDS)  # Celery logs "ready" after this
+            process.start()
+        process.wait_until_known(READY_SECONDS)  # Celery logs "ready" after this
 
     def set_up(instance: Any = None, **_: Any) -> None:
-        services.limits.note(instance)
-        services.belong_to(instance)
+        process.limits.note(instance)
+        process.belong_to(instance)
         if "prefork" in str(instance.pool_cls):
-            explain_ends(services.stopping.why_ended)
+            explain_ends(process.stopping.why_ended)
 
     def stops(how: str = "Warm", **_: Any) -> None:
-        services.stopping.request(at_once=how != "Warm")
+        process.stopping.request(at_once=how != "Warm")
 
     signals.celeryd_after_setup.connect(set_up, weak=False)
-    signals.worker_process_init.connect(lambda **_: services.start(), weak=False)
+    signals.worker_process_init.connect(lambda **_: process.start(), weak=False)
     signals.worker_process_shutdown.connect(lambda **_: end_home(), weak=False)
     signals.worker_ready.connect(starts_in_worker, weak=False)
     signals.worker_shutting_down.connect(stops, weak=False)
-    app.steps["worker"].add(_drain_step(services.stopping))
-    _take_interruptions(services)
+    app.steps["worker"].add(_drain_step(process.stopping))
+    _take_interruptions(process)
 
 
-def _take_interruptions(services: Services) -> None:
+def _take_interruptions(process: WorkerProcess) -> None:
     """Let clients interrupt what is cancelled: one run, or a whole batch."""
 
     def interrupt(state: Any, run_id: str = "", batch_id: str = "") -> dict[str, str]:
         del state
-        services.interrupt(run_id, batch_id)
+        process.interrupt(run_id, batch_id)
         return {"ok": run_id or batch_id}
 
     for name, of in (("stepfleet_interrupt", "run_id"), ("stepfleet_interrupt_batch", "batch_id")):

@@ -21,7 +21,7 @@ from stepfleet.worker.engine.messages import (
     check_limits,
     work_in,
 )
-from stepfleet.worker.runtime.services import Services
+from stepfleet.worker.runtime.process import WorkerProcess
 from stepfleet.worker.step import Report
 
 log = logging.getLogger(__name__)
@@ -95,7 +95,7 @@ def show_users_code(einfo: Any) -> None:
         einfo.traceback = where or f"{raised} (no code of the agent raised it)"
 
 
-def register(app: Celery, services: Services, gate: SignatureCheck | None = None) -> None:
+def register(app: Celery, process: WorkerProcess, gate: SignatureCheck | None = None) -> None:
     """Give `app` the tasks of steps and of tool calls. `gate` checks signatures."""
     logging.getLogger(TRACER_LOG).addFilter(is_worth_logging)
 
@@ -106,9 +106,9 @@ def register(app: Celery, services: Services, gate: SignatureCheck | None = None
                 gate.check(task.name, work.args, task.request)
             check_limits(task.request)
         except Inadmissible as refusal:
-            raise put_aside(services, task, refusal) from None
-        report = await_(services.limits.keep(task, services.run(work)))
-        services.crash("before-acknowledge")
+            raise put_aside(process, task, refusal) from None
+        report = await_(process.limits.keep(task, process.run(work)))
+        process.crash("before-acknowledge")
         return outcome(report)
 
     options = {**PROMISED, "serializer": "json", "rate_limit": 0}
@@ -199,7 +199,7 @@ def _shown(failure: Any) -> str:
     return f"{failure.type}: {failure.message}"[:SHOWN] if failure else "failed"
 
 
-def put_aside(services: Services, task: Task, refusal: Inadmissible) -> Reject:
+def put_aside(process: WorkerProcess, task: Task, refusal: Inadmissible) -> Reject:
     """Quarantine a message that may not be acted on; return how Celery is to reject it."""
     request = task.request
     queue = str((request.delivery_info or {}).get("routing_key"))[:SHOWN]
@@ -207,7 +207,7 @@ def put_aside(services: Services, task: Task, refusal: Inadmissible) -> Reject:
     shown = saferepr((task.name, request.args, request.kwargs), maxlen=KEPT_BYTES)
     raw = shown.encode("ascii", "backslashreplace")
     try:
-        await_(services.put_aside(entry(raw, str(refusal), queue)))
+        await_(process.put_aside(entry(raw, str(refusal), queue)))
     except StoreError as error:
         log.warning("it is lost, as the store is away: %s", error)
     return Reject(str(refusal), requeue=False)

@@ -4,7 +4,7 @@ import importlib.util
 import logging
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from stepfleet.orchestrator.agents.agent import Agent, criteria_of, reasoner_of
 from stepfleet.orchestrator.agents.config import AgentConfig, ToolRef
@@ -20,7 +20,7 @@ from stepfleet.orchestrator.protocol.claim import Claim
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, ModelSettings
 from stepfleet.orchestrator.records.run.trace import ANSWER_TOOLS
-from stepfleet.orchestrator.tools import McpServer, Tool, ToolRegistry, tool_catalog
+from stepfleet.orchestrator.tools import Tool, ToolRegistry, tool_catalog
 from stepfleet.orchestrator.tools.middleware import through_model
 from stepfleet.worker.agents.response_cache import ResponseCache
 from stepfleet.worker.agents.streaming import Generate, Started, Streaming
@@ -28,17 +28,8 @@ from stepfleet.worker.attempt.sanitize import storable
 from stepfleet.worker.models import Models
 from stepfleet.worker.ports import Around, Call
 
-
-class Sources(Protocol):
-    """Servers that have tools of their own, connected; see `toolbox.mcp`."""
-
-    def registry(
-        self, own: ToolRegistry, servers: Iterable[McpServer], reserved: Iterable[str]
-    ) -> ToolRegistry:
-        """Return the tools of `own` and of `servers`, which get no name among `reserved`."""
-
-    async def aclose(self) -> None:
-        """Disconnect from all of them."""
+if TYPE_CHECKING:
+    from stepfleet.worker.toolbox.mcp import Sessions
 
 
 def check_sources(agents: Sequence[Agent]) -> None:
@@ -52,7 +43,7 @@ def check_sources(agents: Sequence[Agent]) -> None:
             raise ConfigurationError(msg)
 
 
-def sources_of(agents: Sequence[Agent]) -> Sources | None:
+def sources_of(agents: Sequence[Agent]) -> "Sessions | None":
     """Connect to the servers of all agents, in the background; None where there are none.
 
     Raises `ConfigurationError` as `check_sources` does.
@@ -237,7 +228,7 @@ class LocalAgents:
         agents: Iterable[Agent],
         models: Models,
         streaming: Streaming | None = None,
-        sources: Sources | None = None,
+        sources: "Sessions | None" = None,
         cache: ResponseCache | None = None,
     ) -> None:
         self._agents = {agent.name: agent for agent in agents}

@@ -106,13 +106,11 @@ class Lease:
 
 
 class Leases:
-    """All steps and tool calls that this process holds, by the name `worker`."""
+    """All steps and tool calls that this process holds."""
 
     def __init__(self, elapsed: Callable[[], float]) -> None:
         self.held: dict[Work, Lease] = {}
         self.draining = False
-        self.worker = ""
-        self.slots: Callable[[], int] | None = None
         self._elapsed = elapsed
         self._hands_back = False
         self._writes: set[asyncio.Task[object]] = set()

@@ -79,7 +79,7 @@ class Models:
     `providers` maps further prefixes to functions that make an `LLM` (once, at first use);
     they win over entry points and over the built-in ones. `connections` limits the open HTTP
     connections (0: no limit), `response_limit` an answer's bytes. `environment` replaces the
-    process's own. Belongs to the event loop that first calls it.
+    process's own; `watch` learns of limits. Belongs to the event loop that first calls it.
     """
 
     def __init__(
@@ -89,6 +89,7 @@ class Models:
         connections: int = 0,
         response_limit: int = RESPONSE_LIMIT,
         environment: Mapping[str, str] | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self._connections = Connections(connections)
         options = {"environment": environment, "response_limit": response_limit}
@@ -106,7 +107,7 @@ class Models:
             **(providers or {}),
         }
         self._made: dict[str, LLM] = {}
-        self.watch: Watch | None = None
+        self._watch = watch
 
     def resolve(self, model: str) -> tuple[LLM, str]:
         """Return the model behind `provider:name`, and the name as its provider knows it.
@@ -148,7 +149,7 @@ class Models:
         if llm is None:
             llm, name = self.resolve(model)
             request = request.model_copy(update={"model": name})
-        watch = self.watch
+        watch = self._watch
         sent = asyncio.get_running_loop().time()
         try:
             return await _guarded(llm, request, on_text)
@@ -172,9 +173,9 @@ class Models:
     def _note(
         self, provider: str, request: ModelRequest, headers: Mapping[str, str], seconds: float
     ) -> None:
-        if self.watch is not None:
+        if self._watch is not None:
             limit = limit_name(f"{provider}:{request.model}", request.settings)
-            self.watch.note_headers(limit, headers, seconds)
+            self._watch.note_headers(limit, headers, seconds)
 
     def _make(self, provider: str, model: str) -> LLM:
         factory = self._factories.get(provider) or _entry_point(provider)

@@ -21,7 +21,6 @@ from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK, Settings
 from stepfleet.orchestrator.store.fleet.overview import is_gone_here
 from stepfleet.orchestrator.store.store import open_store
 from stepfleet.worker.engine.messages import Inadmissible, work_in
-from stepfleet.worker.runtime.connect import child_name
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +90,11 @@ class Requests:
         """Return the process that was given a task, or None where nobody is known to have it."""
         pid: int | None = getattr(self._known.get(task_id), "worker_pid", None)
         return pid
+
+
+def child_name(node: str, pid: int) -> str:
+    """Return the name of a child of the pool of the worker `node`."""
+    return f"{node}:{pid}"
 
 
 def is_child(worker: str, node: str, pid: int | None) -> bool:

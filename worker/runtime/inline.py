@@ -9,6 +9,7 @@ import base64
 import logging
 import time
 from collections.abc import Iterable
+from contextlib import AsyncExitStack
 from typing import Self
 
 import orjson
@@ -27,7 +28,7 @@ from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.engine.messages import Inadmissible, work_in
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.runtime.services import LoopServices
+from stepfleet.worker.runtime.worker import Worker
 from stepfleet.worker.step import Report
 from stepfleet.worker.toolbox.threads import ToolThreads
 
@@ -53,25 +54,23 @@ class InlineWorker:
     ) -> None:
         self._app = client_app(settings)
         threads = ToolThreads(1, patient=True, inline=True) if stepping else None
-        leases = Leases(time.monotonic)
-        self._services = LoopServices(
-            settings, agents, self._app, leases, consumes=not stepping, threads=threads
-        )
+        given = (settings, agents, self._app, Leases(time.monotonic))
+        self._opening = Worker.open(*given, consumes=not stepping, threads=threads)
 
     async def __aenter__(self) -> Self:
         """Connect. Raises `StoreError` when Redis cannot be reached."""
-        await self._services.ports()
+        self._worker = await self._opening.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
         """Disconnect."""
-        await self._services.aclose()
+        await self._opening.__aexit__(None, None, None)
         self._app.close()
 
     async def finish(self, *run_ids: str) -> None:
         """Do steps of these runs, all at once, until each has ended or is paused."""
         await asyncio.gather(*(self._finish(run_id) for run_id in run_ids))
-        await self._services.settle()
+        await self._worker.settle()
 
     async def step(self, run_id: str) -> tuple[Report, StoredRun] | None:
         """Do the run's next step, as soon as it may begin; return it, and the run after it.
@@ -96,7 +95,7 @@ class InlineWorker:
         waits = waits_in(run.header.get("waiting", ""), str(step))
         if waits and await self._make_calls(run_id, step, waits):
             return None
-        report = await self._services.run(Work(run_id, step))
+        report = await self._worker.run(Work(run_id, step))
         if report.refusal and report.refusal.why in WAITING:
             await asyncio.sleep(min(int(report.refusal.detail) / 1000, LONGEST_WAIT))
         return report
@@ -107,14 +106,14 @@ class InlineWorker:
         return any(await asyncio.gather(*made))
 
     async def _make_call(self, hint: Work) -> bool:
-        report = await self._services.run(hint)
+        report = await self._worker.run(hint)
         if report.attended and not await self._finish_child(hint):
             await asyncio.sleep(POP_SECONDS)  # others have it in hand
         return report.refusal is None
 
     async def _finish_child(self, hint: Work) -> bool:
         """Do the steps of the run that a call has started; return whether there is one to do."""
-        store = self._services.store
+        store = self._worker.store
         journal = f"{store.keys.run(hint.run_id)}:journal"
         child = await store.connection.execute("HGET", journal, f"k:{hint.index}")
         known = child and await store.connection.execute("EXISTS", store.keys.run(child))
@@ -129,7 +128,7 @@ class InlineWorker:
         return None if status.is_terminal or status == "paused" else run
 
     async def _run(self, run_id: str) -> StoredRun:
-        return await self._services.store.runs.get(run_id)
+        return await self._worker.store.runs.get(run_id)
 
 
 class LocalWorker:
@@ -144,6 +143,7 @@ class LocalWorker:
         self._settings = settings
         self._agents = tuple(agents)
         self._thread = LoopThread("stepfleet-worker")
+        self._stack = AsyncExitStack()
         self._working: set[asyncio.Task[None]] = set()
         self._reading: asyncio.Task[None] | None = None
 
@@ -169,8 +169,8 @@ class LocalWorker:
         self._leases = Leases(time.monotonic)
         threads = ToolThreads(settings.tool_threads, patient=True)
         given = (settings, self._agents, self._app, self._leases)
-        self._services = LoopServices(*given, threads=threads)
-        await self._services.ports()
+        opening = Worker.open(*given, threads=threads)
+        self._worker = await self._stack.enter_async_context(opening)
         self._reading = asyncio.create_task(self._read())
 
     async def _end(self) -> None:
@@ -181,11 +181,11 @@ class LocalWorker:
         await asyncio.gather(self._reading, return_exceptions=True)
         if self._working:
             await asyncio.wait(self._working, timeout=STOP_SECONDS / 2)
-        await self._services.aclose()
+        await self._stack.aclose()
         self._app.close()
 
     async def _read(self) -> None:
-        dispatch = self._services.store.dispatch
+        dispatch = self._worker.store.dispatch
         lists = [dispatch.key_of(queue) for queue in (dispatch.queue, *self._heavy)]
         async with Redis.from_url(self._settings.store, decode_responses=True) as client:
             while not self._leases.draining:
@@ -204,7 +204,7 @@ class LocalWorker:
 
     async def _work(self, message: str) -> None:
         try:
-            await self._services.run(_work_in(message))
+            await self._worker.run(_work_in(message))
         except Inadmissible as error:
             log.warning("a message of the queue was dropped: %s", error)
         except (AgentException, RedisError, OSError) as error:

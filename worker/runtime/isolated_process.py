@@ -24,10 +24,10 @@ from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.dispatch import client_app
+from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.ports import Ports
-from stepfleet.worker.runtime.isolation.processes import BEGAN, DONE, READY
-from stepfleet.worker.runtime.services import LoopServices
+from stepfleet.worker.runtime.isolation import BEGAN, DONE, READY
+from stepfleet.worker.runtime.worker import Worker
 
 AGENTS = "STEPFLEET_AGENTS"
 STUCK_SECONDS = 60.0
@@ -40,14 +40,11 @@ log = logging.getLogger(__name__)
 class Suspects:
     """The suspects in this process; `send` writes a line to the worker that started it."""
 
-    def __init__(
-        self, services: LoopServices, leases: Leases, ports: Ports, send: Callable[[str], None]
-    ) -> None:
-        self._services = services
+    def __init__(self, worker: Worker, leases: Leases, send: Callable[[str], None]) -> None:
+        self._worker = worker
         self._leases = leases
-        self._ports = ports
         self._send = send
-        self._marks = services.store.marks
+        self._marks = worker.store.marks
 
     def receive(self, request: dict[str, Any], tasks: asyncio.TaskGroup) -> None:
         """Begin a piece of work, or interrupt it."""
@@ -65,8 +62,8 @@ class Suspects:
             if await self._marks.begin(hint, token, group):
                 self._send(f"{BEGAN} {token}")
                 # Its worker has checked that it is no more than suspect.
-                ports = replace(self._ports, token=lambda: token, poison_limit=sys.maxsize)
-                await self._services.run(hint, ports)
+                ports = replace(self._worker.ports, token=lambda: token, poison_limit=sys.maxsize)
+                await self._worker.run(hint, ports)
         except Exception:
             log.exception("run %s, step %d could not be executed", hint.run_id, hint.step + 1)
         finally:
@@ -76,26 +73,29 @@ class Suspects:
 async def serve(settings: Settings, agents: Iterable[Agent], send: Callable[[str], None]) -> None:
     """Execute the requests of standard input, a line each, until it ends and all is done."""
     app, leases = client_app(settings), Leases(time.monotonic)
-    services = LoopServices(settings, agents, app, leases, consumes=False)
-    services.be_patient(math.inf)
     requests = await _lines_of_input()
 
-    def hand_back() -> None:
-        services.be_patient(settings.patience)
-        leases.hand_back()
-        requests.feed_eof()
+    def wait(store: Store) -> None:
+        store.connection.patience = math.inf
 
     watch = asyncio.create_task(end_if_stuck(STUCK_SECONDS))
+    opening = Worker.open(settings, agents, app, leases, consumes=False, connected=wait)
     try:
-        suspects = Suspects(services, leases, await services.ports(), send)
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, hand_back)
-        send(READY)
-        async with asyncio.TaskGroup() as tasks:
-            while line := await requests.readline():
-                suspects.receive(json.loads(line), tasks)
+        async with opening as worker:
+
+            def hand_back() -> None:
+                worker.store.connection.patience = settings.patience
+                leases.hand_back()
+                requests.feed_eof()
+
+            suspects = Suspects(worker, leases, send)
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, hand_back)
+            send(READY)
+            async with asyncio.TaskGroup() as tasks:
+                while line := await requests.readline():
+                    suspects.receive(json.loads(line), tasks)
     finally:
         watch.cancel()
-        await services.aclose()
         app.close()
 
 

@@ -100,7 +100,7 @@ class Rescuer:
     since all slots may be taken by the runs that are to be cancelled. Without it a step does it.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the settings of a scan, by their names
         self,
         connection: Connection,
         keys: Keys,
@@ -110,6 +110,9 @@ class Rescuer:
         interval: float,
         long_queue: int,
         jitter: Callable[[], float],
+        calm: float = 0.0,
+        clock: StoreClock | None = None,
+        settle: Settle | None = None,
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -118,10 +121,10 @@ class Rescuer:
         self._interval = interval
         self._long_queue = long_queue
         self._jitter = jitter
-        self.calm = 0.0
-        self.clock = StoreClock()
+        self.calm = calm
+        self.clock = clock or StoreClock()
         self.again = MOST_AGAIN
-        self.settle: Settle | None = None
+        self.settle = settle
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Semaphore(MOST_SETTLED)
         self._pending: dict[int, asyncio.Task[Any]] = {}

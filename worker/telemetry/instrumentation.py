@@ -30,7 +30,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store.fleet.overview import FleetFigures
 from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
-from stepfleet.worker.models import Models
+from stepfleet.worker.models import Models, Watch
 from stepfleet.worker.ports import StepObserver
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
@@ -219,8 +219,8 @@ class ObservedToolbox(LocalToolbox):
 class ObservedModels(Models):
     """The models of a worker, their calls seen: those of steps, and those of its memory."""
 
-    def __init__(self, inside: Inside, *, connections: int = 0) -> None:
-        super().__init__(connections=connections)
+    def __init__(self, inside: Inside, *, watch: Watch | None = None) -> None:
+        super().__init__(watch=watch)
         self._inside = inside
 
     async def generate(
@@ -339,9 +339,9 @@ class Instrumentation:
             self._queue = ExportQueue(exporters)
             self._queue.start()
 
-    def models(self) -> Models:
-        """Return the models of the worker, with their calls observed."""
-        return ObservedModels(self._inside) if self._queue else Models(connections=0)
+    def models(self, watch: Watch | None = None) -> Models:
+        """Return the models of the worker, with their calls observed; `watch` learns of limits."""
+        return ObservedModels(self._inside, watch=watch) if self._queue else Models(watch=watch)
 
     def toolbox(self, threads: ToolThreads) -> LocalToolbox:
         """Return the toolbox of the worker, with its executions observed."""

@@ -129,8 +129,8 @@ async def test_a_run_below_that_kills_its_workers_is_paid_for_once(
         InlineWorker(load_settings(redis_url=redis_url), [editor]) as worker,
         bench(redis_url, child) as desk,
     ):
-        await worker._services.run(Work(run_id, 0))
-        await worker._services.run(Work(run_id, 0, 0))
+        await worker._worker.run(Work(run_id, 0))
+        await worker._worker.run(Work(run_id, 0, 0))
         (started,) = (await fleet.runs.page(parent=run_id)).runs
         for _ in range(3):
             with pytest.raises(Crash):

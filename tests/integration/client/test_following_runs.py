@@ -341,8 +341,7 @@ async def test_text_that_cannot_be_told_is_kept_for_the_next_chunk(
     agent = Agent("typist", model=Typist("Hello"))
     run_id = await fleet.submit(agent, "hi")
     async with InlineWorker(load_settings(redis_url=redis_url), [agent]) as worker:
-        ports = await worker._services.ports()
-        claim = await ports.store.claim(Work(run_id, 0), "t")
+        claim = await worker._worker.ports.store.claim(Work(run_id, 0), "t")
     store = Away()
     sender = ChunkSender(store, noon)
     writing = sender.begin(LiveStep.of(claim))  # type: ignore[arg-type]

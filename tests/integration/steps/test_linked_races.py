@@ -19,8 +19,8 @@ from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEn
 from stepfleet.orchestrator.store.runs.control import Purge
 from stepfleet.orchestrator.store.runs.submission import NewRun
 from stepfleet.worker.leases.lease import Lease
-from stepfleet.worker.runtime.waiting.child_runs import ChildRuns
-from stepfleet.worker.runtime.waiting.links import LinkedRuns
+from stepfleet.worker.runtime.attending import ChildRuns
+from stepfleet.worker.runtime.links import LinkedRuns
 from stepfleet.worker.step import run_work
 
 CALLS = {"tools": (research,), "parallel_tool_execution": True}

@@ -26,7 +26,7 @@ from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd
 from stepfleet.orchestrator.store.runs.control import PAUSED_BY
-from stepfleet.worker.runtime.waiting.links import LinkedRuns
+from stepfleet.worker.runtime.links import LinkedRuns
 
 YES = Answer(decision=Decision(approved=True, by="ada", text="forty-two"))
 NO = Answer(decision=Decision(approved=False, by="bob", reason="too dear"))

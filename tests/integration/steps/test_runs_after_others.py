@@ -9,7 +9,7 @@ from support.runs.stored_runs import Bench, answered, failed, plain_agent
 
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, Message, RunStatus, StopReason
 from stepfleet.orchestrator.protocol.claim import Refused, Work
-from stepfleet.worker.runtime.waiting.links import LinkedRuns
+from stepfleet.worker.runtime.links import LinkedRuns
 
 AGENT = plain_agent()
 BENCH = {"agent": AGENT, "lease": 600, "grace": 60}

@@ -9,7 +9,7 @@ from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator.records.ledger import LedgerRow
 from stepfleet.orchestrator.store.ledger import EPOCH, Ledger
-from stepfleet.worker.runtime.admission.baselines import Baselines
+from stepfleet.worker.runtime.admission.gate import Baselines
 
 DAYS = 90
 NAMES = ["tenant:acme", 'tenant:a/c"m*e', "agent:plain", "batch:b1", "tenant:new", "batch:new"]

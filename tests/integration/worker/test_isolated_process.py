@@ -27,7 +27,7 @@ from stepfleet.orchestrator.protocol.guards import poisoned
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.runtime.isolation.isolation import Isolation
+from stepfleet.worker.runtime.isolation import Isolation
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario import Reply, ToolCallReply
 from stepfleet.worker.testing.server import ModelServer

@@ -19,7 +19,7 @@ from stepfleet.orchestrator import Message
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.store.lua import run_script
 from stepfleet.orchestrator.store.runs.submission import NewRun
-from stepfleet.worker.runtime.waiting.dependents import DependentRuns
+from stepfleet.worker.runtime.links import DependentRuns
 
 MOST_WITH_DEPENDENTS = 7
 NEVER_THERE = "nobody"

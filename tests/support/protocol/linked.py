@@ -36,7 +36,7 @@ from stepfleet.orchestrator.records.calls.answers import Answer, Decision
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.store.runs.links import Owed
 from stepfleet.orchestrator.store.runs.submission import NewRun
-from stepfleet.worker.runtime.waiting.links import run_end
+from stepfleet.worker.runtime.links import run_end
 
 LIMIT = 400_000
 FAR = 3_600_000

@@ -14,7 +14,7 @@ from support.protocol.rig import Rig
 
 from stepfleet.orchestrator import Message
 from stepfleet.orchestrator.store.runs.links import Dependent, Dependents
-from stepfleet.worker.runtime.waiting.dependents import LOOK_AGAIN, DependentRuns
+from stepfleet.worker.runtime.links import LOOK_AGAIN, DependentRuns
 
 
 class Machine(Protocol):

@@ -21,8 +21,7 @@ from stepfleet.orchestrator.protocol.waiting import TakenCall
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import renewing
 from stepfleet.worker.ports import Ports
-from stepfleet.worker.runtime.isolation.isolation import Isolation
-from stepfleet.worker.runtime.isolation.processes import IsolatedProcesses
+from stepfleet.worker.runtime.isolation import IsolatedProcesses, Isolation
 
 LIMIT = 3
 

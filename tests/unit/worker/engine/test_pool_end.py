@@ -11,8 +11,7 @@ from stepfleet.worker.engine import bridge
 from stepfleet.worker.engine.bridge import PerLoop
 from stepfleet.worker.engine.loop_thread import LoopThread
 from stepfleet.worker.engine.pool.asyncio_pool import _close_everything
-from stepfleet.worker.runtime.compose import SETTLE_SECONDS
-from stepfleet.worker.runtime.services import LAST_SECONDS
+from stepfleet.worker.runtime.worker import LAST_SECONDS, SETTLE_SECONDS
 from stepfleet.worker.telemetry.instrumentation import LAST_SECONDS as TELEMETRY_SECONDS
 
 LONG = 60.0

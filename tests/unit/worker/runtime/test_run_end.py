@@ -5,7 +5,7 @@ from support.runs.agent_records import a_result, a_step
 from stepfleet.orchestrator import StopReason
 from stepfleet.orchestrator.records.errors import refused_answer
 from stepfleet.orchestrator.records.run.facts import last_error
-from stepfleet.worker.runtime.waiting.links import run_end
+from stepfleet.worker.runtime.links import run_end
 
 
 def test_a_caller_reads_why_the_answer_below_was_refused() -> None:

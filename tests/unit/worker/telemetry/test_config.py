@@ -83,7 +83,7 @@ def test_a_protocol_that_workers_do_not_speak_is_named_with_the_fix(
 SWITCHED_OFF = """
 import asyncio, sys
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.worker.runtime.services import LoopServices
+from stepfleet.worker.runtime.worker import Worker
 from stepfleet.worker.telemetry.instrumentation import import_exporters, instrument
 from stepfleet.worker.toolbox.threads import ToolThreads
 

@@ -1,4 +1,4 @@
-"""Starts and checks the runs that calls of other runs are."""
+"""Looks after calls that wait: starts and checks child runs, ends the wait for people."""
 
 from collections.abc import Mapping
 
@@ -10,17 +10,20 @@ from stepfleet.orchestrator.errors import (
     StoreError,
     ToolArgumentsError,
 )
-from stepfleet.orchestrator.protocol.waiting import TakenCall
-from stepfleet.orchestrator.records.calls.answers import Answer, RunEnd
+from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.protocol.waiting import TakenCall, decided_event
+from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd
 from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.runs.control import PAUSED_BY
 from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
 from stepfleet.orchestrator.store.store import Store
-from stepfleet.worker.ports import AgentCode
-from stepfleet.worker.runtime.waiting.attending import LOOK_AGAIN
-from stepfleet.worker.runtime.waiting.links import LinkedRuns, run_end
+from stepfleet.worker.ports import AgentCode, Attend
+from stepfleet.worker.runtime.links import LinkedRuns, run_end
 
+LOOK_AGAIN = 3600.0
+"""Seconds after which a call is looked at again whose answer comes by itself: it may be lost."""
 SOON = 5.0
 """Seconds after which a call is looked at again that may have its answer by now."""
 
@@ -134,3 +137,28 @@ class ChildRuns:
         key = self._opened.keys.run(run_id)
         values = await self._opened.connection.execute("HMGET", key, *names)
         return {k: v for k, v in zip(names, values, strict=True) if v is not None}
+
+
+def asked_people(calls: ToolCalls) -> Attend:
+    """Return what looks after calls that wait for a person."""
+
+    async def attend(taken: TakenCall, agent: AgentCode) -> float:
+        """Decide as the tool says where the time limit is over; a person's decision comes first."""
+        if taken.until is not None and taken.until > taken.now:
+            return (taken.until - taken.now).total_seconds()
+        name = taken.call.name
+        tool = agent.tools.get(name) if name in agent.tools else None
+        approves = tool is not None and tool.options.approval_default == "approve"
+        decision = Decision(
+            approved=approves and tool is not None and bool(tool.options.approval),
+            at=taken.now,
+            reason="nobody decided in time",
+            by_default=True,
+        )
+        event = decided_event(taken.hint, taken.execution, taken.call, decision, taken.now)
+        await calls.answer(
+            taken.hint, taken.key, Answer(decision=decision), taken.config.name, Events([event])
+        )
+        return LOOK_AGAIN
+
+    return attend

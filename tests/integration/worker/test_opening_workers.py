@@ -2,9 +2,9 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,19 +22,19 @@ from stepfleet.worker.engine.pool.asyncio_pool import _close_everything
 from stepfleet.worker.events import subscribers as sinks
 from stepfleet.worker.events.subscribers import SubscriberQueue
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.runtime import services
-from stepfleet.worker.runtime.services import LoopServices
+from stepfleet.worker.runtime import worker
+from stepfleet.worker.runtime.process import Opening
+from stepfleet.worker.runtime.worker import Worker, process_name
+from stepfleet.worker.telemetry.instrumentation import instrument
 
 LONG = 60.0
 
 
-def made(redis_url: str) -> LoopServices:
+def made(redis_url: str) -> Opening:
     settings = load_settings(redis_url=redis_url)
     agents = [Agent("plain", model="openai:any")]
-    app = client_app(settings)
-    made = LoopServices(settings, agents, app, Leases(time.monotonic))
-    made.be_patient(math.inf)
-    return made
+    given = (settings, agents, client_app(settings), Leases(time.monotonic))
+    return Opening(partial(Worker.open, *given), instrument(settings, "w"))
 
 
 def watches() -> list[str]:
@@ -58,12 +58,12 @@ def test_a_pool_that_ends_tells_subscribers_all_and_takes_its_leave(
 
     async def begin() -> None:
         mine = per_loop()
-        await mine.ports()
+        working = await mine.worker()
         for _ in range(3):
-            mine._shared.listening.offer(hear)
+            working.listening.offer(hear)
 
     monkeypatch.setattr(SubscriberQueue, "settle", opened_settle)
-    per_loop = PerLoop(lambda: made(redis_url), LoopServices.aclose)
+    per_loop = PerLoop(lambda: made(redis_url), Opening.aclose)
     thread = LoopThread("ends")
     thread.start()
     asyncio.run_coroutine_threadsafe(begin(), thread.loop).result(LONG)
@@ -84,7 +84,7 @@ async def test_an_opening_that_fails_leaves_neither_watches_nor_connections(
     async def fail(*_: Any) -> Any:
         raise StoreError("no feeds")
 
-    monkeypatch.setattr(services, "deliveries", fail)
+    monkeypatch.setattr(worker, "deliveries", fail)
     mine = made(server.url)
     with redis.Redis.from_url(server.url) as client:
 
@@ -93,14 +93,37 @@ async def test_an_opening_that_fails_leaves_neither_watches_nor_connections(
 
         for _ in range(3):
             with pytest.raises(StoreError, match="no feeds"):
-                await mine.ports()
+                await mine.worker()
             assert watches() == []
             await until(is_alone, what="the end of its connections")
-        monkeypatch.setattr(services, "deliveries", deliveries)
-        await mine.ports()
+        monkeypatch.setattr(worker, "deliveries", deliveries)
+        await mine.worker()
         assert len(watches()) == len(set(watches())) == 8
         await mine.aclose()
         await until(is_alone, what="the end of its connections")
+
+
+async def test_a_part_that_fails_to_close_leaves_the_others_closed(
+    own_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = own_redis()
+
+    async def fail(_: SubscriberQueue) -> None:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(SubscriberQueue, "aclose", fail)
+    mine = made(server.url)
+    await mine.worker()
+    with pytest.raises(RuntimeError, match="broken"):
+        await mine.aclose()
+    assert watches() == []
+    with redis.Redis.from_url(server.url) as client:
+
+        async def is_alone() -> bool:
+            return len(client.client_list()) == 1
+
+        await until(is_alone, what="the end of its connections")
+        assert client.hlen(keys.WORKERS) == 0
 
 
 async def test_what_ran_already_ends_with_an_opening_that_fails_last(
@@ -117,14 +140,15 @@ async def test_what_ran_already_ends_with_an_opening_that_fails_last(
         return [Broken()]
 
     closed: list[str] = []
-    monkeypatch.setattr(services, "deliveries", broken)
+    monkeypatch.setattr(worker, "deliveries", broken)
     mine = made(redis_url)
     with pytest.raises(RuntimeError, match="broken"):
-        await mine.ports()
+        await mine.worker()
     assert watches() == []
     assert closed == ["courier"]
-    with pytest.raises(StoreError, match="not open yet"):
-        _ = mine.store
+    monkeypatch.setattr(worker, "deliveries", sinks.deliveries)
+    assert (await mine.worker()).store.worker == process_name()
+    await mine.aclose()
 
 
 async def test_services_that_end_while_they_open_connect_no_more(
@@ -136,9 +160,9 @@ async def test_services_that_end_while_they_open_connect_no_more(
         opening.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(services, "deliveries", hang)
+    monkeypatch.setattr(worker, "deliveries", hang)
     mine = made(redis_url)
-    asked = asyncio.create_task(mine.ports())
+    asked = asyncio.create_task(mine.worker())
     await opening.wait()
     await mine.aclose()
     with pytest.raises(asyncio.CancelledError):
@@ -150,4 +174,4 @@ async def test_services_that_have_ended_are_not_opened(redis_url: str) -> None:
     mine = made(redis_url)
     await mine.aclose()
     with pytest.raises(StoreError, match="is ending"):
-        await mine.ports()
+        await mine.worker()

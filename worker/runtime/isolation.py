@@ -1,7 +1,8 @@
-"""Isolated processes: which suspects share one, and what follows when it dies.
+"""Suspects, which may have ended their workers, are executed in isolated processes.
 
-A process takes one group of suspects after the other, and executes their steps as a worker would,
-on one event loop. Knows nothing of Redis, nor of what makes work suspect.
+Decides which work is isolated, what is delayed first, which suspects share a process, and what
+follows when it dies; `Losses.suspicion` decides what losses mean. A process takes one group of
+suspects after the other, and executes their steps as a worker would, on one event loop.
 """
 
 import asyncio
@@ -14,10 +15,15 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import Suspect, Work, next_group
+from stepfleet.orchestrator.protocol.claim import Stance, Suspect, Work, next_group
+from stepfleet.orchestrator.store.runs.steps import IsolationMarks
+from stepfleet.worker.leases.lease import Lease, Renew
+from stepfleet.worker.ports import Ports
+from stepfleet.worker.step import release
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +58,7 @@ class Outcome(StrEnum):
 
 
 @dataclass(eq=False)
-class Job:
+class SuspectJob:
     """A suspect on its way through an isolated process."""
 
     hint: Work
@@ -79,6 +85,61 @@ class Job:
         return {**known, "token": self.token, **more}
 
 
+@dataclass(eq=False)
+class Isolation:
+    """Has suspects executed by `processes` (None: there are none).
+
+    `limit` workers may be lost with work before it is suspect; `grace` is in seconds. Suspects
+    wait here for their turn, under leases that are renewed, and not in a queue.
+    """
+
+    limit: int
+    grace: float
+    renew: Renew
+    marks: IsolationMarks
+    processes: "IsolatedProcesses | None"
+
+    async def takes(self, lease: Lease, ports: Ports) -> bool:
+        """Execute the work elsewhere, or delay it; False where it is to be done here.
+
+        The isolated process goes on under the same token. Raises `StoreError` when Redis stays
+        out of reach.
+        """
+        work = lease.work
+        if delay := work.losses.delay(self.limit, self.grace):
+            await release(work, ports, delay)
+            return True
+        found = work.losses.suspicion(self.limit)
+        if self.processes is None or found.stance is not Stance.SUSPECT:
+            return False
+        suspect = Suspect(found.most, found.by_tools)
+        job = SuspectJob(work.hint, work.token, suspect, partial(self._died, lease))
+        try:
+            outcome = await self.processes.join(job)
+        except asyncio.CancelledError as cancelled:
+            by = lease.interrupted_by(cancelled)
+            lease.settle()
+            begun = await self.processes.leave(job, by)
+            if not begun and by is not Interruption.LEASE_LOST:
+                await release(work, ports, self.grace if by.from_outside else 0.0)
+            return True
+        if outcome is Outcome.NO_ROOM:
+            await release(work, ports, self.grace)
+        if outcome is Outcome.NOT_STARTED:
+            return not (await self.renew(lease)).ours
+        return True
+
+    async def aclose(self) -> None:
+        """End all isolated processes, which hand back their work."""
+        if self.processes:
+            await self.processes.aclose()
+
+    async def _died(self, lease: Lease, group: int) -> None:
+        lease.settle()  # what is dispatched again may come to this worker
+        work = lease.work
+        await self.marks.died(work.hint, work.token, group, work.config.name)
+
+
 class IsolatedProcesses:
     """The isolated processes of one event loop.
 
@@ -98,7 +159,7 @@ class IsolatedProcesses:
         self._limit = limit
         self._draining = draining
         self._has_ended = False
-        self._waiting: list[Job] = []
+        self._waiting: list[SuspectJob] = []
         self._slots: dict[_Slot, asyncio.Task[None]] = {}
         self._ending: set[asyncio.Task[int]] = set()
         self._queued = asyncio.Event()
@@ -108,12 +169,12 @@ class IsolatedProcesses:
         """Whether the worker stops: then nothing is begun, and no death counts."""
         return self._has_ended or self._draining()
 
-    async def join(self, job: Job) -> Outcome:
+    async def join(self, job: SuspectJob) -> Outcome:
         """Have a suspect executed; return what became of it. A cancelled caller calls `leave`."""
         self._queue(job)
         return await asyncio.shield(job.outcome)
 
-    async def leave(self, job: Job, by: Interruption) -> bool:
+    async def leave(self, job: SuspectJob, by: Interruption) -> bool:
         """Interrupt a suspect's attempt; return whether a process had begun it.
 
         Waits for a while until that process has written what there is.
@@ -137,7 +198,7 @@ class IsolatedProcesses:
         if self._ending:
             await asyncio.wait(self._ending, timeout=END_SECONDS)
 
-    async def next_group(self) -> list[Job]:
+    async def next_group(self) -> list[SuspectJob]:
         """Take the next group of the queue; an empty one after `IDLE_SECONDS` without."""
         if not self._waiting:
             self._queued.clear()
@@ -159,7 +220,7 @@ class IsolatedProcesses:
         self._ending.add(ending)
         ending.add_done_callback(self._ending.discard)
 
-    def retry(self, job: Job) -> None:
+    def retry(self, job: SuspectJob) -> None:
         """Queue a suspect once more whose process died before it had begun."""
         job.starts += 1
         job.slot = None
@@ -168,7 +229,7 @@ class IsolatedProcesses:
         else:
             self._queue(job)
 
-    def _queue(self, job: Job) -> None:
+    def _queue(self, job: SuspectJob) -> None:
         loop = asyncio.get_running_loop()
         job.queued_at = loop.time()
         self._waiting.append(job)
@@ -202,7 +263,7 @@ class _Slot:
 
     def __init__(self, processes: IsolatedProcesses) -> None:
         self.is_idle = True
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, SuspectJob] = {}
         self._processes = processes
         self._process: Process | None = None
         self._is_fresh = True
@@ -236,7 +297,7 @@ class _Slot:
             job.end(outcome)
         self._jobs = {}
 
-    async def _execute(self, group: list[Job]) -> None:
+    async def _execute(self, group: list[SuspectJob]) -> None:
         self._jobs = {job.token: job for job in group if not job.outcome.done()}
         # A suspect that is alone must be so: an earlier one's traces might end the process.
         if len(group) == 1 and not self._is_fresh:

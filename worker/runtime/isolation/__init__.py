@@ -1,1 +1,0 @@
-"""Processes for work that is suspected of ending its workers."""
