@@ -271,7 +271,7 @@ async def _call(
         say(f"{what} had no answer within {SECONDS:g} s; continuing (without the call: --no-check)")
         return None
     except (HTTPError, InvalidURL) as failure:
-        say(f"{what} failed: {redact(str(failure)) or type(failure).__name__}; going on")
+        say(f"{what} failed: {redact(str(failure)) or type(failure).__name__}; continuing")
         return None
     except ModelError as failure:  # AWS's credentials
         return f"{what} failed: {redact(failure.message)}; nothing was submitted"

@@ -89,7 +89,7 @@ def validator_of(schema: Mapping[str, Any], *, default: str = LATEST, lenient: b
 def _panics_are_errors() -> Iterator[None]:
     """Raise `RecursionError` where jsonschema's mappings, which are in Rust, run out of stack.
 
-    They raise a `BaseException` for that, which is no subclass of `Exception`.
+    They raise a `BaseException` for that, which `except Exception` does not catch.
     """
     try:
         yield
