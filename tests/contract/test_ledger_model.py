@@ -334,7 +334,7 @@ IN_SCRIPTS = {
         "do return end",
     ),
     "a worker that is lost is no call": Mutation(
-        "common", "== 0 and 'true' or 'false'", "== 0 and 'false' or 'false'"
+        "common", "tostring(may_have_called(owner, known.uncalled))", "'false'"
     ),
     "a late answer is entered beside its loss": Mutation(
         "common", "  if before then account(batch, entry, before, -1) end\n", ""
