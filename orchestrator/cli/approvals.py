@@ -113,9 +113,14 @@ def decide(
     One of --approve, --deny and --answer says how. Exit code 1: nothing was decided.
     """
     if approve + deny + (answer is not None) != 1:
-        raise ConfigurationError("say how: one of --approve, --deny and --answer TEXT")
-    if answer is not None and (run is None or reason):
-        raise ConfigurationError("--answer is for the question of one RUN, without --reason")
+        given = (
+            "more than one is given" if approve or deny or answer is not None else "none is given"
+        )
+        raise ConfigurationError(f"give one of --approve, --deny and --answer TEXT: {given}")
+    if answer is not None and run is None:
+        raise ConfigurationError("--answer is for one question: give its RUN")
+    if answer is not None and reason:
+        raise ConfigurationError("--reason is for --approve and --deny: say it in --answer")
     # A question can be denied, and not approved.
     kind = "approval" if approve else None if deny else "question"
     which = _given(

@@ -122,6 +122,14 @@ class Commands(TyperGroup):
             for name, (module, line) in commands.items():
                 self.add_command(Command(name, module, line, heading))
 
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that the first argument names; suggests none that is not listed."""
+        if args and args[0] == "bench":
+            ctx.fail("'bench' has left the command line: python benchmarks/bench.py")
+        if args and args[0] not in self.commands:
+            self.commands = {name: one for name, one in self.commands.items() if not one.hidden}
+        return super().resolve_command(ctx, args)
+
 
 def build() -> typer.Typer:
     """Return the application with all commands."""

@@ -113,14 +113,15 @@ class Portal:
 
     def each(self, items: AsyncGenerator[T, None]) -> Iterator[T]:
         """Yield the items of an asynchronous iterator. Raises `StoreError` after a fork."""
-        forks = self.forks
+        forks, loop = self.forks, self._loop()
         try:
             while (found := self.call(anext_of(items))) is not None:
                 yield found[0]
                 if forks != self.forks:
                     raise StoreError(_FORKED)
         finally:
-            if forks == self.forks:
+            # An iterator that an error keeps may end after its fleet, at the interpreter's own end.
+            if forks == self.forks and loop is self._running and loop.is_running():
                 self.call(items.aclose())
 
     def forked(self) -> None:

@@ -1,12 +1,15 @@
 """Opening a fleet: what is said within seconds where that cannot work."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from support.servers.redis_servers import RedisServer, free_port
 
+from stepfleet import Agent, Fleet
 from stepfleet.orchestrator import AsyncFleet, ConfigurationError, StoreError
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.dispatch import client_app
@@ -143,3 +146,22 @@ def test_a_clients_celery_app_sends_json_without_results_over_plain_transports()
         assert app.conf.result_backend is None
         assert app.conf.task_ignore_result is True
         assert app.connection_for_write().transport_cls == "redis"
+
+
+UNFINISHED = """
+import sys
+from stepfleet import Fleet
+
+with Fleet(sys.argv[1]) as fleet:
+    print([event.type for event in fleet.runs.events(sys.argv[2])])
+"""
+
+
+def test_a_program_ends_though_an_error_keeps_an_iterator_of_its_fleet(redis_url: str) -> None:
+    """The traceback holds the iterator until the interpreter ends, which starts no more threads."""
+    with Fleet(redis_url) as fleet:
+        run_id = fleet.submit(Agent("plain", model="openai:none"), "x")
+    program = [sys.executable, "-c", UNFINISHED, redis_url, run_id]
+    ended = subprocess.run(program, capture_output=True, text=True, timeout=30, check=False)
+    assert ended.returncode == 1
+    assert "AttributeError: 'dict' object has no attribute 'type'" in ended.stderr
