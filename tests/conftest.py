@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator
 
 import hypothesis
@@ -14,6 +15,13 @@ os.environ["STEPFLEET_ALLOW_MODEL_REQUESTS"] = "0"
 # An example is as slow as the machine is busy: its time says nothing.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
+
+
+@pytest.fixture(autouse=True)
+def default_data_folder() -> None:
+    """Forget the `--data` of commands that tests before this one ran in this process."""
+    if (options := sys.modules.get("stepfleet.orchestrator.cli.options")) is not None:
+        options._data.set(options.DATA_FOLDER)
 
 
 @pytest.fixture(scope="session")

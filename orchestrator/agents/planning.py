@@ -180,7 +180,7 @@ class _Arguments(Record):
 
 SPEC = ToolSpec(
     name=UPDATE_PLAN,
-    description="Note how far a step of your plan is. Call it along with other tools.",
+    description="Note how far a step of your plan is. Call it beside other tools.",
     parameters={
         "type": "object",
         "properties": {

@@ -80,7 +80,7 @@ def _request(
     everything: bool = False,
 ) -> int:
     """Cancel, pause or resume (`verb`) a run, a batch or the fleet; return the exit code."""
-    if everything and (run or batch):
+    if everything and not (run is None and batch is None):
         raise ConfigurationError("--all is for the whole fleet; leave RUN and --batch out")
     if not everything:
         check_target(run, batch)

@@ -1,5 +1,7 @@
 """Decides the next move of a run after an attempt at a step. No other module does.
 
+Limits of the fleet may change when a retry starts (`worker/runtime/admission/admitted_steps.py`).
+
 Pure: clocks, randomness and prices come in as arguments.
 """
 

@@ -115,10 +115,6 @@ class TaskMessages:
         return orjson.dumps(message).decode()
 
 
-_NO_SUCH_QUEUE = "404"
-_EMBED = {"callbacks": None, "errbacks": None, "chain": None, "chord": None}
-
-
 def _random_id() -> str:
     """Return the text of a random UUID; `uuid4` takes four times as long."""
     digits = os.urandom(16).hex()

@@ -98,7 +98,8 @@ async def keep_schedules(store: Store) -> None:
         while True:
             wait = min(SCHEDULE_SECONDS, SCHEDULE_SECONDS if pause is None else pause)
             # While some are being submitted others may be due.
-            wait = BUSY_SECONDS if submissions.tasks else max(wait, 0.0)
+            busy = not all(one.done() for one in submissions.tasks.values())
+            wait = BUSY_SECONDS if busy else max(wait, 0.0)
             await asyncio.sleep(wait * (0.8 + 0.4 * random.random()))  # noqa: S311 - spreads looks
             await _attempt("the search for schedules", look)
     finally:

@@ -91,9 +91,12 @@ async def serve(settings: Settings, agents: Iterable[Agent], send: Callable[[str
             suspects = Suspects(worker, leases, send)
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, hand_back)
             send(READY)
-            async with asyncio.TaskGroup() as tasks:
-                while line := await requests.readline():
-                    suspects.receive(json.loads(line), tasks)
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    while line := await requests.readline():
+                        suspects.receive(json.loads(line), tasks)
+            finally:
+                watch.cancel()  # its clock stands still: a close without end is ended
     finally:
         watch.cancel()
         app.close()

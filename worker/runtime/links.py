@@ -42,7 +42,7 @@ from stepfleet.orchestrator.store.runs.links import (
     ENDED,
     FULL,
     GONE,
-    PAGE,
+    RUNS_AT_ONCE,
     Dependent,
     Owed,
 )
@@ -316,8 +316,8 @@ class DependentRuns:
     async def _read(self, runs: Sequence[str]) -> dict[str, Before | None]:
         """Return the results of runs; None for one that is active."""
         found: dict[str, Before | None] = {}
-        for at in range(0, len(runs), PAGE):
-            page = runs[at : at + PAGE]
+        for at in range(0, len(runs), RUNS_AT_ONCE):
+            page = runs[at : at + RUNS_AT_ONCE]
             headers = await self._opened.runs.headers(page, _FIELDS)
             for run, header in zip(page, headers, strict=True):
                 found[run] = await asyncio.to_thread(_before, run, header)

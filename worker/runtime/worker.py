@@ -144,16 +144,22 @@ class Worker:
         `name` is whose leases these are (default: the process), `slots` how many steps it can do.
         `isolates`: suspects are executed in isolated processes. `consumes`: this process takes
         tasks from the queues; one that does not only renews its leases beside its steps. `threads`
-        are for tools, in place of the settings' own. A `telemetry` that is given stays open.
+        are for tools, in place of the settings' own. A `telemetry` that is given stays open where
+        opening fails.
         `connected` receives the store before anything waits for it.
         """
         agents, name = list(with_sub_agents(agents).values()), name or process_name()
         tasks: list[asyncio.Task[None]] = []
+        shown = telemetry or instrument(settings, name)
+        is_open = telemetry is None
+
+        async def export() -> None:
+            if is_open:  # else whoever gave it opens again
+                await shown.aclose()
+
         async with AsyncExitStack() as stack:  # closed from the last to the first
             closing = stack.push_async_callback
-            if telemetry is None:
-                telemetry = instrument(settings, name)
-                closing(telemetry.aclose)
+            closing(export)
             store = await open_store(settings, app, worker=name, crash=crash)
             closing(store.aclose)
             connected(store)
@@ -164,10 +170,11 @@ class Worker:
                 for sink in sinks:
                     closing(sink.aclose)
                 slots, given = slots or (lambda: settings.slots), (isolates, consumes, threads)
-                worker = cls(store, agents, app, leases, telemetry, slots, *given)
+                worker = cls(store, agents, app, leases, shown, slots, *given)
                 if worker.sources:
                     closing(worker.sources.aclose)
                 closing(worker.models.aclose)
+                closing(export)  # before what may take long: the connections, a store that is away
                 closing(worker.listening.aclose)
                 closing(worker.settle)
                 closing(worker.gate.aclose)
@@ -180,6 +187,7 @@ class Worker:
                     await worker.report()
                 for watch, called in worker.watches(sinks):
                     tasks.append(asyncio.create_task(watch, name=called))
+                is_open = True
                 yield worker
             finally:
                 store.connection.patience = min(store.connection.patience, LAST_SECONDS)

@@ -377,8 +377,12 @@ class Instrumentation:
         return [measure_loop_lag(metrics.observe_lag), read_fleet(fleet, metrics.show_fleet)]
 
     async def aclose(self) -> None:
-        """Export what is left; what a collector does not take within two seconds is lost."""
-        if (queue := self._queue) is None:
+        """Export what is left; what a collector does not take within two seconds is lost.
+
+        A second call does nothing.
+        """
+        queue, self._queue = self._queue, None
+        if queue is None:
             return
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
 

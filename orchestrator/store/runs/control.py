@@ -51,7 +51,7 @@ _RUN = "run:"
 
 _IN_WORDS = {
     "cancelled": "was cancelled",
-    "requested": "is running; its worker stops it at once, at the latest after its current step",
+    "requested": "is running; the request takes effect at once, or after its current step",
     "paused": "was paused",
     "resumed": "was resumed",
     "retried": "is retried",
@@ -81,6 +81,9 @@ class ControlOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
+_AT_STEP = (ControlOutcome.RESUMED, ControlOutcome.RETRIED, ControlOutcome.SENT)
+
+
 @dataclass(frozen=True, slots=True)
 class ControlResult:
     """The reply to a request; `detail` adds a status, a step (from 0) or a worker."""
@@ -101,8 +104,10 @@ class ControlResult:
     def __str__(self) -> str:
         """Return the outcome as it follows a run's id: `was cancelled`, `has already ended`."""
         words = _IN_WORDS[self.outcome]
-        if self.outcome in (ControlOutcome.RETRIED, ControlOutcome.SENT):
+        if self.outcome in _AT_STEP and self.detail:
             return f"{words} at step {int(self.detail) + 1}"
+        if self.outcome is ControlOutcome.ACTIVE and not self.detail:  # of a resume
+            return "is not paused"
         return f"{words} ({self.detail})" if self.detail else words
 
 

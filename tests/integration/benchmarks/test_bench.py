@@ -33,11 +33,12 @@ def bench(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def left(folder: Path) -> list[psutil.Process]:
-    return [one for one in psutil.process_iter(["cmdline"]) if _is_of(one, str(folder))]
+    return [one for one in psutil.process_iter(["cmdline", "cwd"]) if _is_of(one, str(folder))]
 
 
 def _is_of(process: psutil.Process, folder: str) -> bool:
-    return any(folder in one for one in process.info["cmdline"] or ())
+    places = [process.info["cwd"] or "", *(process.info["cmdline"] or ())]
+    return any(folder in one for one in places)
 
 
 def test_a_fleet_is_measured_without_key_or_agents_and_leaves_nothing_behind() -> None:

@@ -188,6 +188,7 @@ def same(found: Any, value: Any) -> None:
 @given(sound)
 @example({"wei": math.factorial(25), "all": LARGE})
 @example(deep(90))
+@example({"none": 0.0})
 @walking
 def test_a_value_of_json_is_the_same_to_every_reader(redis_url: str, value: Any) -> None:
     async def run() -> None:
@@ -204,7 +205,7 @@ def test_a_value_of_json_is_the_same_to_every_reader(redis_url: str, value: Any)
                 assert made.error is None
                 same(made.arguments, {"value": value})
             same(echo.result, value)
-            same(pay.result, value)
+            assert pay.result == value  # a tool gets 3.0 as 3: JSON has one number type
             same(json.loads(child.result), {"value": value})
             assert child.run is not None
             below = await read_by_all(fleet, child.run.run_id)

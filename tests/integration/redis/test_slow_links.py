@@ -13,7 +13,7 @@ from support.servers.trouble_proxy import troubled
 from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.redis_client.node import LARGEST_BYTES, LARGEST_TRIP, Call, next_trip
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store import store
+from stepfleet.orchestrator.store import dispatch, store
 from stepfleet.orchestrator.store.store import open_store
 
 Servers = Callable[..., RedisServer]
@@ -26,7 +26,8 @@ LARGE = "x" * 1_500_000
 @pytest.fixture
 def short_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let tests take a fraction of the time; the rate and the sizes are chosen for it."""
-    monkeypatch.setattr(store, "SILENCE_SECONDS", SILENCE)
+    for module in (store, dispatch):
+        monkeypatch.setattr(module, "SILENCE_SECONDS", SILENCE)
 
 
 @pytest.mark.usefixtures("short_silence")

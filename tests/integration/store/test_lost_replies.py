@@ -236,7 +236,7 @@ async def test_a_schedule_is_added_once_with_its_lines(
         added = await fleet.schedules.add("s", lines, AGENT, cron="@daily")
     store = desk.opened.schedules
     assert len(await store.rows(added.schedule)) == 1
-    with pytest.raises(ConfigurationError, match="is there"):
+    with pytest.raises(ConfigurationError, match="exists already"):
         await fleet.schedules.add("s", lines, AGENT, cron="@daily")
 
 

@@ -168,7 +168,7 @@ async def test_one_entry_one_model_or_all_are_dropped(redis_url: str) -> None:
         assert await entries.clear() == 29
         assert await entries.clear() == 0
         assert (await entries.statistics()).by_model == {}
-        with pytest.raises(ConfigurationError, match="no key of a cached answer"):
+        with pytest.raises(ConfigurationError, match="not the key of a cached answer"):
             await entries.drop("sf:*")
 
 
