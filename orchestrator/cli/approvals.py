@@ -112,15 +112,7 @@ def decide(
 
     One of --approve, --deny and --answer says how. Exit code 1: nothing was decided.
     """
-    if approve + deny + (answer is not None) != 1:
-        given = (
-            "more than one is given" if approve or deny or answer is not None else "none is given"
-        )
-        raise ConfigurationError(f"give one of --approve, --deny and --answer TEXT: {given}")
-    if answer is not None and run is None:
-        raise ConfigurationError("--answer is for one question: give its RUN")
-    if answer is not None and reason:
-        raise ConfigurationError("--reason is for --approve and --deny: say it in --answer")
+    _check_how(run, answer, reason, given=approve + deny + (answer is not None))
     # A question can be denied, and not approved.
     kind = "approval" if approve else None if deny else "question"
     which = _given(
@@ -146,6 +138,17 @@ def decide(
     decided = with_fleet(data, send)
     print_either(decided, lambda one: _words(one, word), json=json, as_data=Decided.to_dict)
     return 0 if decided.applied else 1
+
+
+def _check_how(run: str | None, answer: str | None, reason: str, *, given: int) -> None:
+    """Raise `ConfigurationError` unless one way to decide is given, with what belongs to it."""
+    if given != 1:
+        words = "more than one is given" if given else "none is given"
+        raise ConfigurationError(f"give one of --approve, --deny and --answer TEXT: {words}")
+    if answer is not None and run is None:
+        raise ConfigurationError("--answer is for one question: give its RUN")
+    if answer is not None and reason:
+        raise ConfigurationError("--reason is for --approve and --deny: say it in --answer")
 
 
 def _old_word(text: str, **how: Any) -> Callable[..., int]:

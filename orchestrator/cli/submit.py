@@ -186,12 +186,7 @@ def submit(
     async def send(fleet: AsyncFleet) -> int:
         if not only_new:  # that batch is found by its file
             await check_before(results, partial(fleet.batches.check, file, default, **lines))
-        say = every_second(lambda runs: f"{count(runs)} runs submitted so far")
-        named: dict[str, Any] = {"name": file.name, "skip_invalid": skip_invalid}
-        batch = await fleet.submit_batch(file, default, on_progress=say, **named, **lines)
-        print_skipped(batch)
-        if not batch.is_new:
-            notice(already_there(await batch.progress()))
+        batch = await _submitted(fleet, file, default, skip_invalid=skip_invalid, **lines)
         if wait:
             notice(f"Batch {batch.id}")
             return await _to_its_end(fleet, batch, results, json=json, agents=agents)
@@ -203,6 +198,16 @@ def submit(
 
     with only_writer(results.out):
         return with_fleet(data, send, warn=True, waits=wait)
+
+
+async def _submitted(fleet: AsyncFleet, file: Path, agent: str | None, **lines: Any) -> AsyncBatch:
+    """Submit the lines of a file, and say what was skipped or is there already."""
+    say = every_second(lambda runs: f"{count(runs)} runs submitted so far")
+    batch = await fleet.submit_batch(file, agent, on_progress=say, name=file.name, **lines)
+    print_skipped(batch)
+    if not batch.is_new:
+        notice(already_there(await batch.progress()))
+    return batch
 
 
 def _key(given: str | None, *, again: bool) -> str | None:

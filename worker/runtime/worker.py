@@ -145,8 +145,7 @@ class Worker:
         `isolates`: suspects are executed in isolated processes. `consumes`: this process takes
         tasks from the queues; one that does not only renews its leases beside its steps. `threads`
         are for tools, in place of the settings' own. A `telemetry` that is given stays open where
-        opening fails.
-        `connected` receives the store before anything waits for it.
+        opening fails. `connected` receives the store before anything waits for it.
         """
         agents, name = list(with_sub_agents(agents).values()), name or process_name()
         tasks: list[asyncio.Task[None]] = []
