@@ -3,7 +3,7 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -151,34 +151,46 @@ def _check_how(run: str | None, answer: str | None, reason: str, *, given: int) 
         raise ConfigurationError("--reason is for --approve and --deny: say it in --answer")
 
 
-def _old_word(text: str, **how: Any) -> Callable[..., int]:
-    """Return a command of earlier versions: `decide` with `how`, explained by `text`."""
-
-    def command(
-        run: Run = None,
-        *,
-        batch: Batch = None,
-        agent: Agent = None,
-        tool: Tool = None,
-        tenant: Tenant = None,
-        group: SameGroup = None,
-        key: Key = None,
-        reason: Reason = "",
-        by: By = "",
-        yes: Yes = False,
-        json: options.Json = False,
-        data: options.Data = options.DATA_FOLDER,
-    ) -> int:
-        which: Any = {"batch": batch, "agent": agent, "tool": tool, "tenant": tenant}
-        which |= {"group": group, "key": key, "reason": reason, "by": by, "yes": yes}
-        return decide(run, **which, **how, json=json, data=data)
-
-    command.__doc__ = text
-    return command
+def approve(
+    run: Run = None,
+    *,
+    batch: Batch = None,
+    agent: Agent = None,
+    tool: Tool = None,
+    tenant: Tenant = None,
+    group: SameGroup = None,
+    key: Key = None,
+    reason: Reason = "",
+    by: By = "",
+    yes: Yes = False,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> int:
+    """Approve a call that waits, or all that the options name."""
+    which: Any = {"batch": batch, "agent": agent, "tool": tool, "tenant": tenant, "group": group}
+    which |= {"key": key, "reason": reason, "by": by, "yes": yes, "json": json, "data": data}
+    return decide(run, approve=True, **which)
 
 
-approve = _old_word("Approve a call that waits, or all that the options name.", approve=True)
-deny = _old_word("Deny a call that waits, or all that the options name.", deny=True)
+def deny(
+    run: Run = None,
+    *,
+    batch: Batch = None,
+    agent: Agent = None,
+    tool: Tool = None,
+    tenant: Tenant = None,
+    group: SameGroup = None,
+    key: Key = None,
+    reason: Reason = "",
+    by: By = "",
+    yes: Yes = False,
+    json: options.Json = False,
+    data: options.Data = options.DATA_FOLDER,
+) -> int:
+    """Deny a call that waits, or all that the options name."""
+    which: Any = {"batch": batch, "agent": agent, "tool": tool, "tenant": tenant, "group": group}
+    which |= {"key": key, "reason": reason, "by": by, "yes": yes, "json": json, "data": data}
+    return decide(run, deny=True, **which)
 
 
 def answer(

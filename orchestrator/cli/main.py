@@ -1,13 +1,12 @@
 """Where the command line begins: which commands there are, and errors as one message each.
 
-A command's module is imported when the command is named: `stepfleet --help` answers at once.
+A command's module is imported when the command is called: help and completion answer at once.
 A user's error is a message with its fix and exit code 2; only our own faults show a traceback.
 """
 
 import os
 import re
 import sys
-from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -98,8 +97,9 @@ class Command(TyperCommand):
 
     def load(self) -> Any:
         """Return the command itself: the function or the `Typer` of that name in its module."""
-        module = import_module(f"stepfleet.orchestrator.cli.{self._module}")
-        found = getattr(module, str(self.name))
+        from stepfleet.orchestrator.cli.signatures import commands_of  # noqa: PLC0415 - when named
+
+        found = commands_of(self._module)[str(self.name)]
         if isinstance(found, typer.Typer):
             return typer.main.get_group(found)
         app = typer.Typer(add_completion=False, context_settings=_HELP)
@@ -121,6 +121,12 @@ class Commands(TyperGroup):
         for heading, commands in [*GROUPS.items(), (None, OLD_WORDS)]:
             for name, (module, line) in commands.items():
                 self.add_command(Command(name, module, line, heading))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Return the arguments after the options."""
+        for one in self.get_params(ctx):  # all are flags; Typer imports pydantic to convert None
+            one.default = one.default or False
+        return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that the first argument names; suggests none that is not listed."""

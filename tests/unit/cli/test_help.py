@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,17 @@ SHOWN = [name for commands in GROUPS.values() for name in commands]
 def stepfleet(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {"COLUMNS": "200", "PATH": "/usr/bin:/bin", **environment}
     return run(COMMAND, arguments, env=env, cwd=Path.cwd())
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, **environment},
+    )
 
 
 def test_help_lists_every_command_below_its_heading() -> None:
@@ -58,11 +70,38 @@ def test_the_command_line_starts_without_loading_what_commands_need() -> None:
         "import sys; from stepfleet.orchestrator.cli.main import build; build(); "
         f"print([name for name in {HEAVY!r} if name in sys.modules])"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
-    )
+    assert python(probe).stdout.strip() == "[]"
 
-    assert done.stdout.strip() == "[]"
+
+def test_help_of_no_command_loads_what_its_body_needs() -> None:
+    probe = (
+        "import sys; from stepfleet.orchestrator.cli.main import build\n"
+        "from typer.main import get_command\n"
+        "for name, listed in get_command(build()).commands.items():\n"
+        "    build()([name, '--help'], standalone_mode=False)\n"
+        f"    heavy = [one for one in {HEAVY!r} if one in sys.modules]\n"
+        "    assert not heavy, (name, heavy)\n"
+    )
+    done = python(probe)
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Usage") == len(SHOWN) + len(OLD_WORDS)
+
+
+@pytest.mark.parametrize("command", ["run", "status", "checkpoints restore"])
+def test_completion_of_options_does_not_load_the_client(command: str) -> None:
+    probe = (
+        "import atexit, sys; from stepfleet.orchestrator.cli import main\n"
+        "atexit.register(lambda: print([name for name in ('celery', 'redis', 'orjson')"
+        " if name in sys.modules]))\n"
+        "sys.argv = ['stepfleet']; main()"
+    )
+    words = f"stepfleet {command} --"
+    at = str(len(words.split()) - 1)
+    done = python(probe, COMP_WORDS=words, COMP_CWORD=at, _STEPFLEET_COMPLETE="complete_bash")
+
+    assert "--data" in done.stdout.split()
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def test_the_version_is_said() -> None:
