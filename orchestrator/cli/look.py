@@ -190,7 +190,8 @@ def show(
 
 
 def events(
-    run: options.RunId,
+    run: options.RunOrLine,
+    batch: options.BatchOfLine = None,
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Until the run has ended.")
     ] = False,
@@ -206,8 +207,9 @@ def events(
     follow = follow or chunks
 
     async def print_all(fleet: AsyncFleet) -> None:
-        await fleet.runs.show(run)
-        async for event in fleet.runs.events(run, since=since, follow=follow, chunks=chunks):
+        run_id = await fleet.runs.find(run, batch)
+        await fleet.runs.show(run_id)
+        async for event in fleet.runs.events(run_id, since=since, follow=follow, chunks=chunks):
             print_json_line(event)
             await asyncio.sleep(0)
 
@@ -215,15 +217,21 @@ def events(
 
 
 def compare(
-    first: Annotated[str, typer.Argument(metavar="RUN", help="A run id.")],
-    second: Annotated[str, typer.Argument(metavar="OTHER", help="Another run id.")],
+    first: options.RunOrLine,
+    second: Annotated[str, typer.Argument(metavar="OTHER", help="The other one, named alike.")],
+    batch: Annotated[
+        str | None, typer.Option("--batch", "-b", help="The batch in which they are lines' ids.")
+    ] = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Compare two runs: their costs, the step where they differ, their outputs."""
-    print_found(
-        data, lambda fleet: fleet.history.compare(first, second), comparison_picture, json=json
-    )
+
+    async def read(fleet: AsyncFleet) -> RunComparison:
+        named = [await fleet.runs.find(one, batch) for one in (first, second)]
+        return await fleet.history.compare(*named)
+
+    print_found(data, read, comparison_picture, json=json)
 
 
 @dataclass(frozen=True, slots=True)

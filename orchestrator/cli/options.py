@@ -146,16 +146,16 @@ NoCheck = Annotated[
     ),
 ]
 BatchId = Annotated[str, typer.Argument(metavar="ID", help="A batch id.")]
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="A run id.")]
-RunOrLine = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="A run id, or a line's id in --batch or a new batch."),
-]
+_RUN = "A run id, or a line's id in --batch or a new batch."
+RunOrLine = Annotated[str, typer.Argument(metavar="RUN", help=_RUN)]
+MaybeRunOrLine = Annotated[str | None, typer.Argument(metavar="[RUN]", help=_RUN)]
 BatchOfLine = Annotated[
     str | None, typer.Option("--batch", "-b", help="The batch in which RUN is a line's id.")
 ]
-MaybeRunId = Annotated[str | None, typer.Argument(metavar="[RUN]", help="A run id.")]
-OfBatch = Annotated[str | None, typer.Option("--batch", "-b", help="All runs of this batch.")]
+OfBatch = Annotated[
+    str | None,
+    typer.Option("--batch", "-b", help="All runs of this batch; with RUN the batch of that line."),
+]
 Raised = Annotated[
     list[str] | None,
     typer.Option("--raise", metavar="FIELD=VALUE", help="Change a limit: max_steps=20."),

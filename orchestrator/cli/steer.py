@@ -39,7 +39,7 @@ At = Annotated[int | None, typer.Option("--at", min=0, help="After this many ste
 
 
 def cancel(
-    run: options.MaybeRunId = None,
+    run: options.MaybeRunOrLine = None,
     batch: options.OfBatch = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
@@ -49,7 +49,7 @@ def cancel(
 
 
 def pause(
-    run: options.MaybeRunId = None,
+    run: options.MaybeRunOrLine = None,
     batch: options.OfBatch = None,
     everything: WholeFleet = False,
     json: options.Json = False,
@@ -60,7 +60,7 @@ def pause(
 
 
 def resume(
-    run: options.MaybeRunId = None,
+    run: options.MaybeRunOrLine = None,
     batch: options.OfBatch = None,
     everything: WholeFleet = False,
     json: options.Json = False,
@@ -95,7 +95,8 @@ def _request(
             print_outcome({"fleet": f"{verb}d"}, text, json=json)
             return COMPLETED
         if run is not None:
-            return _print_run(run, await getattr(fleet.runs, verb)(run), json=json)
+            run_id = await fleet.runs.find(run, batch)
+            return _print_run(run_id, await getattr(fleet.runs, verb)(run_id), json=json)
         found = await fleet.batches.get(str(batch))
         # A request is in force at once, for runs that are not yet updated too.
         report = every_second(lambda rows: f"{verb}: in force; {count(rows)} rows updated so far")
@@ -105,10 +106,7 @@ def _request(
 
 
 def retry(
-    run: Annotated[
-        str | None,
-        typer.Argument(metavar="[RUN]", help="A run id, or a line's id in --batch or a new batch."),
-    ] = None,
+    run: options.MaybeRunOrLine = None,
     batch: options.OfBatch = None,
     failed: Annotated[
         bool, typer.Option("--failed", help="The batch's runs that did not complete.")
@@ -160,8 +158,9 @@ def _check_retry(
 
 
 def send(
-    run: options.RunId,
+    run: options.RunOrLine,
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The message; - reads stdin.")],
+    batch: options.BatchOfLine = None,
     raised: options.Raised = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
@@ -171,13 +170,16 @@ def send(
     message = standard_input() if text == "-" else text
 
     async def give(fleet: AsyncFleet) -> int:
-        return _print_run(run, await fleet.runs.send(run, message, **overrides), json=json)
+        run_id = await fleet.runs.find(run, batch)
+        return _print_run(run_id, await fleet.runs.send(run_id, message, **overrides), json=json)
 
     return with_fleet(data, give)
 
 
 def fork(
-    run: options.RunId,
+    run: options.RunOrLine,
+    *,
+    batch: options.BatchOfLine = None,
     at: At = None,
     changes: Changes = None,
     message: Annotated[
@@ -194,14 +196,12 @@ def fork(
 ) -> None:
     """Start a run that begins with the first steps of another one. Prints its id."""
     names = None if tools is None else [one for one in tools.split(",") if one]
-    _create_run(
-        lambda fleet, overrides: fleet.history.fork(
-            run, at=at, message=message, tools=names, **overrides
-        ),
-        changes,
-        data,
-        json=json,
-    )
+
+    async def create(fleet: AsyncFleet, overrides: Mapping[str, Any]) -> str:
+        run_id = await fleet.runs.find(run, batch)
+        return await fleet.history.fork(run_id, at=at, message=message, tools=names, **overrides)
+
+    _create_run(create, changes, data, json=json)
 
 
 checkpoints = typer.Typer(
@@ -212,7 +212,8 @@ checkpoints = typer.Typer(
 
 @checkpoints.command("snapshot")
 def snapshot(
-    run: options.RunId,
+    run: options.RunOrLine,
+    batch: options.BatchOfLine = None,
     preset: Annotated[Preset, typer.Option("--preset", help="How much is kept.")] = "standard",
     redact: Annotated[bool, typer.Option("--redact", help="Leave out tools' arguments.")] = False,
     data: options.Data = options.DATA_FOLDER,
@@ -224,12 +225,17 @@ def snapshot(
         "full": SlimSerializationConfig.full,
     }
     config = presets[preset]().model_copy(update={"redact_tool_args": redact})
-    print_json(with_fleet(data, lambda fleet: fleet.history.snapshot(run, config)))
+
+    async def read(fleet: AsyncFleet) -> dict[str, Any]:
+        return await fleet.history.snapshot(await fleet.runs.find(run, batch), config)
+
+    print_json(with_fleet(data, read))
 
 
 @checkpoints.command("write")
 def checkpoint(
-    run: options.RunId,
+    run: options.RunOrLine,
+    *,
     out: Annotated[
         Path,
         typer.Option("--out", "-o", help="The file (JSON); with --every a folder of such files."),
@@ -244,6 +250,7 @@ def checkpoint(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="With --every: until the run has ended.")
     ] = False,
+    batch: options.BatchOfLine = None,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Write a run to a file, from which it can be restored, here or elsewhere."""
@@ -253,14 +260,15 @@ def checkpoint(
         raise ConfigurationError("--follow needs --every: write --every 1 for each step")
     if every is not None and at is not None:
         raise ConfigurationError("--at and --every exclude each other; give one of them")
-    if every is None:
-        kept = with_fleet(data, lambda fleet: fleet.history.checkpoint(run, at=at))
-        notice(f"{save_checkpoint(kept, out)}: run {run}, {len(kept.steps)} steps")
-        return
-    folder = CheckpointFolder(out, keep=keep)
 
     async def write(fleet: AsyncFleet) -> None:
-        async for one in fleet.history.checkpoints(run, every=every, follow=follow):
+        run_id = await fleet.runs.find(run, batch)
+        if every is None:
+            kept = await fleet.history.checkpoint(run_id, at=at)
+            notice(f"{save_checkpoint(kept, out)}: run {run_id}, {len(kept.steps)} steps")
+            return
+        folder = CheckpointFolder(out, keep=keep)
+        async for one in fleet.history.checkpoints(run_id, every=every, follow=follow):
             notice(f"{folder.save(one)}: {len(one.steps)} steps")
 
     with_fleet(data, write, waits=follow)
@@ -290,7 +298,9 @@ def restore(
 
 
 def purge(
-    batch: options.OfBatch = None,
+    batch: Annotated[
+        str | None, typer.Option("--batch", "-b", help="Only runs of this batch.")
+    ] = None,
     status: Annotated[
         list[str] | None,
         typer.Option("--status", "-s", metavar="STATUS", help="Only runs with this status."),
@@ -329,8 +339,8 @@ def _runs(number: int) -> str:
 
 
 def check_target(run: str | None, batch: str | None) -> None:
-    """Raise `ConfigurationError` unless exactly one of run and batch is named. Pure."""
-    if (run is None) == (batch is None):
+    """Raise `ConfigurationError` unless a run or a batch is named. Pure."""
+    if run is None and batch is None:
         raise ConfigurationError("name one RUN, or --batch ID for all runs of a batch")
 
 

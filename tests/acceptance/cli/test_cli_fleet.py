@@ -223,6 +223,42 @@ def test_a_batch_is_paused_resumed_and_cancelled(fleet: CommandLine) -> None:
     assert orjson.loads(fleet("status", batch, "--json").stdout)["cancelled"] == 3
 
 
+def test_a_line_of_a_batch_names_its_run_where_runs_are_steered(fleet: CommandLine) -> None:
+    batch = endless(fleet, *["linger forever, by its line"] * 2)
+    run, _ = fleet_runs(fleet, batch)
+
+    for word in ("pause", "resume", "cancel"):
+        done = fleet(word, "q0", "--batch", batch)
+        assert done.returncode == 0, done.stderr
+        assert f"Run {run} " in done.stdout
+
+    assert fleet("cancel", "--batch", batch).returncode == 0
+    fleet("watch", batch)
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("send", "q0", "and this?"), "Run {run} has the message"),
+        (("fork", "q0", "--at", "1"), "-"),
+        (("events", "q0"), "{run}"),
+        (("compare", "q0", "q1", "--json"), "{run}"),
+        (("checkpoints", "snapshot", "q0"), "{run}"),
+        (("checkpoints", "write", "q0", "--out", "line.json"), "{run}"),
+    ],
+)
+def test_a_line_of_a_batch_names_its_ended_run(
+    fleet: CommandLine, command: tuple[str, ...], told: str
+) -> None:
+    batch = submitted(fleet, f"{command[0]} a", f"{command[0]} b", options=("--again",))
+    fleet("watch", batch)
+
+    done = fleet(*command, "--batch", batch)
+
+    assert done.returncode == 0, done.stderr
+    assert told.format(run=fleet_runs(fleet, batch)[0]) in done.stdout + done.stderr
+
+
 def test_failed_runs_of_a_batch_are_retried_with_a_raised_limit(fleet: CommandLine) -> None:
     batch = submitted(fleet, "retry forever", "retry fine")
     assert fleet("watch", batch).returncode == 1
