@@ -81,6 +81,10 @@ _WORDS = (
     ),
     (re.compile(r"or pass the agent itself"), "or name its module here: --agents MODULE"),
     (
+        re.compile(r"\bchoose another id \(uuid\.uuid4\(\)\) for this one"),
+        "restore a copy with an id of its own: --as-new",
+    ),
+    (
         re.compile(r"\brestore with the agent that continues\b"),
         "name the agent that continues: --agent",
     ),

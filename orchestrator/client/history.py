@@ -115,7 +115,7 @@ class AsyncFleetHistory:
         client = await self._session.open()
         config = await _config_for(client, checkpoint, agent)
         own = stored_overrides(config, overrides)
-        wanted = checked_id(checkpoint.run_id if run_id is None else run_id)
+        wanted = checked_id(run_id) if run_id is not None else _own_id(checkpoint)
         imported = restored(checkpoint, config, wanted, own)
         if (agent is not None or own) and not imported.state.status.is_terminal:
             criteria = criteria_without_code(config.with_overrides(own))
@@ -258,6 +258,15 @@ def checked_id(run_id: object, field: str = "run_id") -> str:
             f"{field} {run_id!r:.100} is not a UUID; pass idempotency_key=... to submit(), which "
             "makes one of any text, or derive it: str(uuid.uuid5(uuid.NAMESPACE_URL, text))"
         ) from None
+
+
+def _own_id(checkpoint: AgentCheckpoint) -> str:
+    """Return the id of a checkpoint's run. Raises `ConfigurationError` unless it is a UUID."""
+    try:
+        return str(UUID(checkpoint.run_id))
+    except ValueError:  # of a run below another, perhaps
+        msg = f"the checkpoint's run id {checkpoint.run_id!r:.100} is not a UUID; "
+        raise ConfigurationError(f"{msg}choose another id (uuid.uuid4()) for this one") from None
 
 
 async def _captured(client: Client, run: StoredRun, at: int | None) -> AgentCheckpoint:

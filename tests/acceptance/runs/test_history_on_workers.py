@@ -293,7 +293,8 @@ def test_the_command_line_keeps_and_restores(
     assert kept == [f"{run_id}-000004.json", f"{run_id}-000006.json"]
 
     refused = stepfleet("checkpoints", "restore", f"folder/{kept[0]}")
-    assert (refused.returncode, "is there already" in refused.stderr) == (2, True)
+    assert refused.returncode == 2
+    assert "is there already; restore a copy with an id of its own: --as-new" in refused.stderr
     copied = stepfleet("restore", f"folder/{kept[0]}", "--as-new", "--json")
     assert copied.returncode == 0, copied.stderr
     copy = json.loads(copied.stdout)["run_id"]

@@ -439,6 +439,16 @@ async def test_a_run_of_that_id_is_not_replaced(fleet: AsyncFleet, desk: Bench) 
     assert untimed(await fleet.history.checkpoint(run_id)) == untimed(kept)
 
 
+async def test_the_id_of_a_run_below_another_is_not_restored(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    kept = await fleet.history.checkpoint(await standing("stopped", fleet, desk))
+    below = kept.model_copy(update={"run_id": f"{kept.run_id}.0123456789"})
+    with pytest.raises(ConfigurationError, match=r"is not a UUID; choose another id"):
+        await fleet.history.restore(below)
+    assert await fleet.history.restore(below, run_id=str(uuid4())) != below.run_id
+
+
 async def test_an_agent_that_no_worker_has_is_reported(
     fleet: AsyncFleet, desk: Bench, own_redis: Servers
 ) -> None:

@@ -18,6 +18,10 @@ from stepfleet.orchestrator.cli.options import data_option, of_data_folder
         ("fork it before that (at=3), or", "fork it before that (--at 3), or"),
         ("or for the whole batch with agent=...", "or for all lines with --agent NAME"),
         ("which pages have: give page=N, the", "which pages have: give --page N, the"),
+        (
+            "choose another id (uuid.uuid4()) for this one",
+            "restore a copy with an id of its own: --as-new",
+        ),
         ("retry it with care", "retry it with care"),
     ],
 )
