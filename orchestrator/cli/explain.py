@@ -8,6 +8,7 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
+from pydantic.alias_generators import to_snake
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
@@ -313,7 +314,7 @@ class _Criteria:
 
 
 def _numbers(one: JudgedCriterion) -> Text:
-    found = (f"{key}={_number(value)}" for key, value in one.numbers.items())
+    found = (f"{to_snake(key)}={_number(value)}" for key, value in one.numbers.items())
     return Text(", ".join(found), style="dim")
 
 

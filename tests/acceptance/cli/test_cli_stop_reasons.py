@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from pydantic.alias_generators import to_snake
 from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer, short_folder
 from support.workers.command_line import CommandLine
@@ -43,7 +44,7 @@ FAILED = (RunStatus.ERROR, Lifecycle.FAILED)
 
 def failures(number: int, limit: int) -> str:
     """Return how failures in a row are printed."""
-    return f"consecutiveFailures={number}, totalFailures={number}, maxRetries={limit}"
+    return f"consecutive_failures={number}, total_failures={number}, max_retries={limit}"
 
 
 CASES = {
@@ -192,4 +193,4 @@ def test_explain_names_the_reason_and_every_criterion_with_its_numbers(
     for evaluation in result.outcome.evaluations:
         (line,) = [one for one in table if f" {evaluation.criterion} " in one]
         assert evaluation.decision.value in line
-        assert all(f"{name}=" in line for name in evaluation.context)
+        assert all(f"{to_snake(name)}=" in line for name in evaluation.context)

@@ -105,6 +105,18 @@ def test_every_stop_reason_is_explained_with_all_criteria_and_the_decisive_one(
     assert "steps=10, limit=10" in text
 
 
+def test_numbers_have_the_names_of_python_and_are_stored_as_they_were() -> None:
+    judged = evaluation("ErrorPolicyCheck", FORBID, context={"errorCode": "TIMEOUT", "limit": 1})
+    outcome = ContinuationOutcome(
+        decision=FORBID, should_continue=False, resolved_by="x", evaluations=(judged,)
+    )
+
+    found = explained(ended(StopReason.ERROR, outcome))
+
+    assert "error_code=TIMEOUT, limit=1" in rendered(found)
+    assert found.to_dict()["criteria"][0]["numbers"] == {"errorCode": "TIMEOUT", "limit": 1}
+
+
 def test_a_run_without_more_work_is_stopped_by_all_that_saw_none() -> None:
     outcome = ContinuationOutcome(
         decision=STOP,

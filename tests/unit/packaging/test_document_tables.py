@@ -10,6 +10,7 @@ from support.documents.requirements_table import named_in, requirements
 
 from stepfleet.orchestrator import ErrorPolicy, ModelErrorCode, ModelSettings, Settings, StopReason
 from stepfleet.orchestrator.agents.strategies.built_in import BUILT_IN
+from stepfleet.orchestrator.dashboard.api.routes import PREFIX, document
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.records.errors import PERMANENT
 from stepfleet.orchestrator.records.run.results import end_state, run_status
@@ -206,3 +207,12 @@ def test_the_codes_of_model_errors_are_those_of_the_code() -> None:
         for cells in table(page("troubleshooting.md"), "code")
     }
     assert told == {code.value: code in PERMANENT for code in ModelErrorCode}
+
+
+def test_every_address_of_the_api_is_on_the_page_of_flower() -> None:
+    rows = " ".join(cells[0] for cells in table(page("flower.md"), "address", "answer"))
+    told = {re.sub("ID|NAME", "{id}", one) for one in re.findall("`([A-Z]+ /[^`]+)`", rows)}
+    paths = {path.removeprefix(PREFIX): verbs for path, verbs in document()["paths"].items()}
+    assert {one.replace("ACTION", "{action}") for one in told} == {
+        f"{verb.upper()} {path}" for path, verbs in paths.items() for verb in verbs
+    }
