@@ -91,7 +91,7 @@ def test_what_cannot_be_sent_is_one_message(
 
         refused = {
             "has not ended": stepfleet("send", run_id, "more"),
-            "no run has the id 'nobody'": stepfleet("send", "nobody", "more"),
+            "has the id 'nobody'": stepfleet("send", "nobody", "more"),
             "field 'text' is empty": stepfleet("send", run_id, ""),
             "is not UTF-8": stepfleet("send", run_id, "-", feed="bytes"),
             "FIELD=VALUE": stepfleet("send", run_id, "more", "--raise", "max_steps"),
