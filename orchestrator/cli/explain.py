@@ -21,7 +21,6 @@ from stepfleet.orchestrator.client.watching.standstill import begins_after
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Outage
 from stepfleet.orchestrator.protocol.verdict import circuit_id
-from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.calls.answers import Ask, Awaited, awaited_by
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
@@ -33,7 +32,7 @@ from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.store.circuits import ServiceOutage
-from stepfleet.orchestrator.store.codec import load_outage
+from stepfleet.orchestrator.store.codec import awaited_calls, load_wait
 from stepfleet.orchestrator.store.codec import moment as time_of
 from stepfleet.orchestrator.store.fleet.checks import serving
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
@@ -94,8 +93,8 @@ def awaited_tools(run: StoredRun) -> tuple[AwaitedTool, ...]:
     """Return the calls that a run waits for, all marked as served; none for an ended run."""
     if run.state.status.is_terminal:
         return ()
-    waits = waits_in(run.header.get("waiting", ""), run.header["step"])
-    return tuple(AwaitedTool(wait.tool, wait.queue, index=wait.index) for wait in waits)
+    calls = awaited_calls(run.header)
+    return tuple(AwaitedTool(one.tool, one.queue, index=one.index) for one in calls)
 
 
 def judged(
@@ -372,17 +371,17 @@ async def waits_of(run: StoredRun, fleet: AsyncFleet) -> tuple[str, Iterable[str
     if run.state.status.is_terminal:
         return "", ()
     step = f"step {int(run.header['step']) + 1}"
-    if waits := load_outage(run.header.get("outage")):
-        return f"{step} waits {_for_services(waits, (await fleet.overview()).outages)}", ()
+    wait = load_wait(run.header)
+    if wait and wait.outage:
+        return f"{step} waits {_for_services(wait.outage, (await fleet.overview()).outages)}", ()
     if "after" in run.header and (before := await fleet.runs.waits_for(run.run_id)):
         return begins_after(before), before
     if run.state.status is Lifecycle.PAUSED:
         return "", ()
-    if wait := await fleet.limits.wait_of(run.run_id):
-        return f"{step} waits {wait}", ()
-    times = run.header.get("not_before"), run.header.get("updated")
+    if limited := await fleet.limits.wait_of(run.run_id):
+        return f"{step} waits {limited}", ()
     lost = ((time_of(one.at_ms), one.reason) for one in run.lost)
-    again = next_attempt(*times, lost, datetime.now(UTC))
+    again = next_attempt(wait, lost, datetime.now(UTC))
     return f"{step} waits for {again}" if again else await fleet.runs.standstill(run.run_id), ()
 
 
