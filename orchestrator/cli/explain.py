@@ -188,6 +188,8 @@ class Explanation:
     handoffs: tuple[dict[str, Any], ...] = ()
     below: tuple[ApprovalBelow, ...] = ()
     before: tuple[ApprovalBelow, ...] = ()
+    wait: dict[str, Any] | None = None
+    """Why its open step does not go on now: reason, since when, until when at most."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON-ready data."""
@@ -351,7 +353,11 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     approvals: tuple[Ask, ...] = ()
     if any(awaited_by(one.queue) is Awaited.RUN for one in awaited):
         approvals = await asks_below(await fleet.runs.tree(run.run_id), fleet.approvals)
-    found = replace(explained(result, awaited), below=tuple(map(ApprovalBelow.of, approvals)))
+    found = replace(
+        explained(result, awaited),
+        below=tuple(map(ApprovalBelow.of, approvals)),
+        wait=None if result.lifecycle.is_terminal else _wait_of(run),
+    )
     waits, before = await waits_of(run, fleet)
     if waits:
         in_front = [ApprovalBelow.of(one) for one in await _approvals_of(before, fleet)]
@@ -364,6 +370,13 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
         if progress.held:
             return replace(found, says=f"paused: its batch is {progress.held_text}")
     return found
+
+
+def _wait_of(run: StoredRun) -> dict[str, Any] | None:
+    wait = load_wait(run.header)
+    if wait is None or wait.over:
+        return None
+    return {name: getattr(wait, name) for name in ("reason", "key", "since", "deadline")}
 
 
 async def waits_of(run: StoredRun, fleet: AsyncFleet) -> tuple[str, Iterable[str]]:

@@ -118,9 +118,7 @@ MUTATIONS = {
     "a retry leaves the cancel to be passed on": Mutation(
         "retry", "'reach',\n  'orphans', 'hinted')", "'hinted')"
     ),
-    "a resume looks after questions at once": Mutation(
-        "resume", "ASKS[call[2]] and till or", ""
-    ),
+    "a resume looks after questions at once": Mutation("resume", "ASKS[call[2]] and till or", ""),
 }
 
 
