@@ -182,7 +182,7 @@ def calls(number: int) -> dict[tuple[str, str], Play]:
     async def park(on: Store) -> None:
         await on.run()
         await on.client.hset(f"{RUN}:journal", "response", "x" * 10_000)
-        parked = [part for n in range(number) for part in (n, "gpu:tool", "m" * 800, "", "")]
+        parked = [part for n in range(number) for part in (n, "gpu", "tool", "m" * 800, "", "")]
         fields = {
             "want": "",
             "patience": 60_000,
@@ -214,10 +214,11 @@ def waits(number: int) -> dict[tuple[str, str], Play]:
 
     async def waiting(on: Store, status: str = "in_progress") -> None:
         calls = range(number)
-        text = "1 " + " ".join(f"{n}:gpu:tool" for n in calls)
+        wait = {"reason": "calls", "since": 1, "deadline": 4 * 10**12}
+        wait["calls"] = [[n, "gpu", "tool"] for n in calls]
         names = {part: 1 for n in calls for part in (f"n:{n}", f"s:{n}", f"o:{n}")}
         fields = {"status": status, "step": 1, "agent": "a", "batch": "b", "token": ""}
-        times = {"waiting": text, "not_before": 4 * 10**12, "execution_started": 1, "updated": 1}
+        times = {"wait": json.dumps(wait), "v": 3, "execution_started": 1, "updated": 1}
         pipe = on.client.pipeline(transaction=False)
         for n in range(MOST_PER_SHARD):
             key = f"sf:{{s00}}:run:w{n}"

@@ -22,7 +22,6 @@ from stepfleet.orchestrator.client.watching.standstill import begins_after
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Outage
 from stepfleet.orchestrator.protocol.verdict import circuit_id
-from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.calls.answers import Ask, Awaited, awaited_by
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
@@ -34,7 +33,7 @@ from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.store.circuits import ServiceOutage
-from stepfleet.orchestrator.store.codec import load_outage
+from stepfleet.orchestrator.store.codec import awaited_calls, load_wait
 from stepfleet.orchestrator.store.codec import moment as time_of
 from stepfleet.orchestrator.store.fleet.checks import serving
 from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
@@ -95,8 +94,8 @@ def awaited_tools(run: StoredRun) -> tuple[AwaitedTool, ...]:
     """Return the calls that a run waits for, all marked as served; none for an ended run."""
     if run.state.status.is_terminal:
         return ()
-    waits = waits_in(run.header.get("waiting", ""), run.header["step"])
-    return tuple(AwaitedTool(wait.tool, wait.queue, index=wait.index) for wait in waits)
+    calls = awaited_calls(run.header)
+    return tuple(AwaitedTool(one.tool, one.queue, index=one.index) for one in calls)
 
 
 def judged(
@@ -190,6 +189,8 @@ class Explanation:
     handoffs: tuple[dict[str, Any], ...] = ()
     below: tuple[ApprovalBelow, ...] = ()
     before: tuple[ApprovalBelow, ...] = ()
+    wait: dict[str, Any] | None = None
+    """Why its open step does not go on now: reason, since when, until when at most."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the explanation as JSON-ready data."""
@@ -353,7 +354,11 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     approvals: tuple[Ask, ...] = ()
     if any(awaited_by(one.queue) is Awaited.RUN for one in awaited):
         approvals = await asks_below(await fleet.runs.tree(run.run_id), fleet.approvals)
-    found = replace(explained(result, awaited), below=tuple(map(ApprovalBelow.of, approvals)))
+    found = replace(
+        explained(result, awaited),
+        below=tuple(map(ApprovalBelow.of, approvals)),
+        wait=None if result.lifecycle.is_terminal else _wait_of(run),
+    )
     waits, before = await waits_of(run, fleet)
     if waits:
         in_front = [ApprovalBelow.of(one) for one in await _approvals_of(before, fleet)]
@@ -368,22 +373,29 @@ async def read_explanation(named: str, batch: str | None, fleet: AsyncFleet) -> 
     return found
 
 
+def _wait_of(run: StoredRun) -> dict[str, Any] | None:
+    wait = load_wait(run.header)
+    if wait is None or wait.over:
+        return None
+    return {name: getattr(wait, name) for name in ("reason", "key", "since", "deadline")}
+
+
 async def waits_of(run: StoredRun, fleet: AsyncFleet) -> tuple[str, Iterable[str]]:
     """Return why a run does not move, empty where nothing is known, and the runs before it."""
     if run.state.status.is_terminal:
         return "", ()
     step = f"step {int(run.header['step']) + 1}"
-    if waits := load_outage(run.header.get("outage")):
-        return f"{step} waits {_for_services(waits, (await fleet.overview()).outages)}", ()
+    wait = load_wait(run.header)
+    if wait and wait.outage:
+        return f"{step} waits {_for_services(wait.outage, (await fleet.overview()).outages)}", ()
     if "after" in run.header and (before := await fleet.runs.waits_for(run.run_id)):
         return begins_after(before), before
     if run.state.status is Lifecycle.PAUSED:
         return "", ()
-    if wait := await fleet.limits.wait_of(run.run_id):
-        return f"{step} waits {wait}", ()
-    times = run.header.get("not_before"), run.header.get("updated")
+    if limited := await fleet.limits.wait_of(run.run_id):
+        return f"{step} waits {limited}", ()
     lost = ((time_of(one.at_ms), one.reason) for one in run.lost)
-    again = next_attempt(*times, lost, datetime.now(UTC))
+    again = next_attempt(wait, lost, datetime.now(UTC))
     return f"{step} waits for {again}" if again else await fleet.runs.standstill(run.run_id), ()
 
 

@@ -8,7 +8,7 @@ from typing import Any, TypedDict, Unpack
 
 from stepfleet.orchestrator.client.session import FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
-from stepfleet.orchestrator.protocol.waiting import Arrived, waits_in
+from stepfleet.orchestrator.protocol.waiting import Arrived
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.calls.answers import (
     Answer,
@@ -21,6 +21,7 @@ from stepfleet.orchestrator.records.calls.answers import (
 )
 from stepfleet.orchestrator.records.run.summary import RunTree
 from stepfleet.orchestrator.records.text.validation import meant
+from stepfleet.orchestrator.store.codec import awaited_calls
 from stepfleet.orchestrator.store.pace import in_groups
 from stepfleet.orchestrator.store.runs.approvals import ApprovalStore, Waits
 from stepfleet.orchestrator.store.runs.reading import StoredRun
@@ -317,8 +318,7 @@ def _waits_for_no_person(run: StoredRun) -> str:
     explain = f"stepfleet explain {run.run_id}"
     if "after" in run.header and run.header["step"] == "0":
         return f"run {run.run_id} has not begun, it waits for other runs: {explain}"
-    waits = waits_in(run.header.get("waiting", ""), run.header["step"])
-    if any(one.queue == Awaited.RUN for one in waits):
+    if any(one.queue == Awaited.RUN for one in awaited_calls(run.header)):
         return f"run {run.run_id} waits for its sub-agents' runs; what these wait for: {explain}"
     return f"run {run.run_id} waits for no decision ({run.state.status}){_newest(run)}"
 

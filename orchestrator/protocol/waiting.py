@@ -5,9 +5,10 @@ a call that is unfinished by then. Knows neither the contents of queues nor thei
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from enum import StrEnum
 from hashlib import sha256
 from json import dumps
 from typing import Any
@@ -16,7 +17,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.events.envelope import Event, EventType
 from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.claim import NO_LOSSES, Losses, Work
+from stepfleet.orchestrator.protocol.claim import NO_LOSSES, Losses, Outage, Work
 from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEnd, awaited_by
 from stepfleet.orchestrator.records.calls.tools import DENIED, ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.records.run.results import RunStatus
@@ -26,6 +27,39 @@ LONGEST_WAIT = timedelta(days=7)
 """How long a run without a wall-clock limit waits for tool calls."""
 _SOON = 0.1
 NOTHING: frozenset[int] = frozenset()
+
+
+class WaitReason(StrEnum):
+    """What an open step waits for."""
+
+    DELAY = "delay"
+    """The time of its next attempt, or of its first."""
+    SERVICE = "service"
+    """A service that is out."""
+    LIMIT = "limit"
+    """A limit of the fleet."""
+    CALLS = "calls"
+    """Tools on other queues, other runs, people."""
+    RUNS = "runs"
+    """The ends of the runs before it."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepWait:
+    """Why a run's open step does not go on since `since`.
+
+    What it waits for wakes it; a worker takes it at the `deadline` in any case (UTC; None: only
+    those that end before it wake it). `calls` have no result yet, `outage` is of services that are
+    out, `key` names a limit. Once it is `over` a worker has taken the step, which is still open.
+    """
+
+    reason: WaitReason
+    since: datetime
+    deadline: datetime | None = None
+    key: str = ""
+    calls: tuple[Wait, ...] = ()
+    outage: Outage | None = None
+    over: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,27 +195,12 @@ def divided(
     return [index for index in open_calls if index not in heavy], tuple(waits)
 
 
-def awaited(text: str, step: str) -> frozenset[int]:
-    """Return the indexes of the calls that a stored `waiting` names, if it is of that step."""
-    if not text.startswith(f"{step} "):
-        return NOTHING
-    return frozenset(int(call.partition(":")[0]) for call in text.split()[1:])
-
-
-def waits_in(text: str, step: str) -> tuple[Wait, ...]:
-    """Return the calls that a stored `waiting` names, if it is of that step."""
-    if not text.startswith(f"{step} "):
-        return ()
-    calls = (call.split(":", 2) for call in text.split()[1:])
-    return tuple(Wait(int(index), queue, tool) for index, queue, tool in calls)
-
-
-def queues_in(text: str, step: str, steps: str) -> set[str]:
-    """Return the queues of a stored `waiting`; `steps` is that of steps.
+def queues_of(calls: Iterable[Wait], steps: str) -> set[str]:
+    """Return the queues of calls that a run waits for; `steps` is that of steps.
 
     It serves calls that wait for other runs, too. Those that wait for people need no worker.
     """
-    waits = ((one.queue, awaited_by(one.queue)) for one in waits_in(text, step))
+    waits = ((one.queue, awaited_by(one.queue)) for one in calls)
     return {steps if by else queue for queue, by in waits if not (by and by.by_people)}
 
 

@@ -21,7 +21,7 @@ def well_formed(text: str) -> str:
     return text
 
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 """Version of the records as stored. Readers accept this one and the one before it."""
 
 

@@ -216,9 +216,10 @@ class AdmissionCalls(Gateway):
         """Send the question for a run's grant; `Grant.loaded` reads the answer."""
         return self._connection.send("HGET", self._keys.of(keys.LIMIT_GRANTS), run_id)
 
-    async def has_grants(self) -> bool:
-        """Return whether there are grants: without limits nobody settles those that are left."""
-        return bool(await self._connection.execute("EXISTS", self._keys.of(keys.LIMIT_GRANTS)))
+    async def is_used(self) -> bool:
+        """Return whether steps have grants or wait: without limits nobody looks after them."""
+        names = map(self._keys.of, (keys.LIMIT_GRANTS, keys.LIMIT_WAITING))
+        return bool(await self._connection.execute("EXISTS", *names))
 
     async def ended_among_waiting(self, at: str) -> tuple[str, list[Work]]:
         """Return where to go on, and steps with a place in a line whose runs are over.

@@ -5,13 +5,16 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import orjson
 from pydantic import TypeAdapter, ValidationError
 
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, stamp, status_payload
 from stepfleet.orchestrator.memory.window import History, Messages, Part
+from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.claim import Journal, Outage, Want
 from stepfleet.orchestrator.protocol.serialization import handoff
+from stepfleet.orchestrator.protocol.waiting import StepWait, WaitReason
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.calls.answers import Answer
@@ -109,16 +112,67 @@ def stored_model(digest: str, model: str) -> str:
 
 
 def stored_outage(outage: Outage) -> str:
-    """Return a step's wait for services that are out, as the header has it."""
-    return f"{outage.since.timestamp() * 1000:.0f} waits {' '.join(outage.circuits)}"
+    """Return services that are out, as a commit takes them."""
+    known = {"since": round(outage.since.timestamp() * 1000), "circuits": outage.circuits}
+    return orjson.dumps(known).decode()
 
 
-def load_outage(text: str | None) -> Outage | None:
-    """Return the wait that the header has; None for none."""
-    parts = (text or "").split()
-    if len(parts) < 3:  # noqa: PLR2004 - since, what for, circuits
+WAIT = ("wait", "v", "step", "updated", "not_before", "waiting", "outage", "parked")
+"""The fields of a header that `load_wait` reads; those of version 2 have no `wait`."""
+_FOR_RUNS = 32503680000000
+
+
+def load_wait(header: Mapping[str, str | None]) -> StepWait | None:
+    """Return why the open step of a run does not go on; None for no reason."""
+    if text := header.get("wait"):
+        stored = orjson.loads(text)
+    elif header.get("v") != "2" or not (stored := _earlier_wait(header)):
         return None
-    return Outage(moment(parts[0]), tuple(parts[2:]), probes=parts[1] == "probes")
+    out = stored.get("outage")
+    deadline = stored.get("deadline")
+    return StepWait(
+        reason=WaitReason(stored["reason"]),
+        since=moment(stored["since"]),
+        deadline=moment(deadline) if deadline else None,
+        key=stored.get("key", ""),
+        calls=tuple(Wait(*call) for call in stored.get("calls", ())),
+        outage=out
+        and Outage(moment(out["since"]), tuple(out["circuits"]), out.get("probes", False)),
+        over=stored.get("over", False),
+    )
+
+
+def awaited_calls(header: Mapping[str, str | None]) -> tuple[Wait, ...]:
+    """Return the calls of the open step that have no result yet, as the run waits for them."""
+    wait = load_wait(header)
+    return wait.calls if wait else ()
+
+
+def _earlier_wait(header: Mapping[str, str | None]) -> dict[str, Any] | None:
+    """Return the wait of a run of version 2, as wait.lua makes it."""
+    deadline, parked = int(header.get("not_before") or 0), header.get("parked")
+    step, *listed = (header.get("waiting") or "").split() or [""]
+    places = (call.split(":", 2) for call in listed if step == header.get("step"))
+    calls = [(int(index), queue, tool) for index, queue, tool in places]
+    since, state, *circuits = (header.get("outage") or "0 -").split()
+    outage = {"since": int(since), "circuits": circuits, "probes": state == "probes"}
+    if not (deadline or calls or circuits):
+        return None
+    by_reason = {
+        WaitReason.RUNS: deadline == _FOR_RUNS,
+        WaitReason.CALLS: calls,
+        WaitReason.SERVICE: circuits,
+        WaitReason.LIMIT: parked,
+        WaitReason.DELAY: True,
+    }
+    return {
+        "reason": next(reason for reason, holds in by_reason.items() if holds),
+        "since": int(parked or header.get("updated") or 0),
+        "deadline": deadline if deadline != _FOR_RUNS else None,
+        "calls": calls,
+        "outage": outage if circuits else None,
+        "over": not deadline,
+    }
 
 
 def stored_loss(lost: LostAttempt | None) -> str:

@@ -52,6 +52,8 @@ WAITING = frozenset(
     {"park", "take", "keep", "leave", "deliver", "died", "answer", "settled", "unask"}
 )
 """Scripts of runs that wait for tool calls: they share `waiting.lua`."""
+LOOKING = frozenset({"rescue", "wake"})
+"""Scripts of many runs that look why each of them waits: they share `wait.lua`."""
 PAGED = frozenset({"claim", "page"})
 """Scripts that read a run's log: they share `paging.lua`."""
 ADMISSION = frozenset({"admit"})
@@ -59,6 +61,7 @@ ADMISSION = frozenset({"admit"})
 PARTS = frozenset(
     {
         "fields",
+        "wait",
         "common",
         "ledger",
         "waiting",
@@ -95,11 +98,11 @@ def scripts() -> frozenset[str]:
 @cache
 def source(name: str) -> str:
     """Return the text of the script `name`, after the parts that it shares with others."""
-    shared: tuple[str, ...] = ("ledger", "common")
+    shared: tuple[str, ...] = ("ledger", "wait", "common")
     if name in ADMISSION:
         shared = ("levels", "budgets", "learning", "blocked", "lines", "repairs")
     elif name in STANDALONE:
-        shared = ()
+        shared = ("wait",) if name in LOOKING else ()
     elif name in WAITING:
         shared += ("waiting",)
     elif name in PAGED:

@@ -29,7 +29,7 @@ MANY = int(os.environ.get("CHAOS_ROUNDS", "30"))
 
 
 async def play(url: str, seed: int, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("SHELF_SECONDS", "SHELF_SECONDS_ACTIVE"):
+    for name in ("LINES_SECONDS", "LINES_SECONDS_ACTIVE"):
         monkeypatch.setattr(ticker, name, 0.5)
     draw = random.Random(seed)
     async with bench(url, lease=LEASE, grace=GRACE, patience=1.0) as desk:

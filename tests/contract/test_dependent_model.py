@@ -30,13 +30,13 @@ OPERATIONS = {
 
 MUTATIONS = {
     "a run behind others may begin at once": Mutation(
-        "create", "a.after and NEVER or delay", "delay"
+        "create", "if a.after then\n", "if false then\n"
     ),
     "a resume lets a run begin": Mutation(
-        "common", "  if number(h.not_before) == NEVER then patience = NEVER end\n", ""
+        "common", "elseif is_on(wait) and wait.reason ~= 'runs' then", "elseif is_on(wait) then"
     ),
     "a retry lets a run begin": Mutation(
-        "retry", "if waits then redis.call('HSET', run_key, 'not_before', NEVER) end\n", ""
+        "retry", "if waits then set_wait(run_key, { reason = 'runs', since = now }) end\n", ""
     ),
     "a retry knows the ends from before": Mutation(
         "retry", "local waits = redis.call('HEXISTS', run_key, 'after') == 1", "local waits = false"
@@ -47,7 +47,7 @@ MUTATIONS = {
         "redis.call('HSET', run_key, 'ahead', 1)",
     ),
     "a claim does not tell that a run is to be looked at": Mutation(
-        "claim", "return { 'early', NEVER - now, 'owed' }", "return { 'early', NEVER - now, '' }"
+        "claim", "return { 'early', AN_HOUR, 'owed' }", "return { 'early', AN_HOUR, '' }"
     ),
     "an end counts as often as it is told": Mutation(
         "arrived",
@@ -111,9 +111,7 @@ MUTATIONS = {
         "",
     ),
     "nobody is told that a run may begin": Mutation("begin", "  push(a.message)\n", ""),
-    "a run that may begin can never be claimed": Mutation(
-        "begin", "'not_before', 0, 'logged'", "'not_before', NEVER, 'logged'"
-    ),
+    "a run that may begin can never be claimed": Mutation("begin", "  end_wait(run_key)\n", ""),
     "a follower is not noted": Mutation("follow", "redis.call('SADD', key, ARGV[2])\n", ""),
     "the end of a run with followers is owed to nobody": Mutation(
         "follow", "redis.call('HSET', run_key, 'returns', '1')\n", ""

@@ -169,7 +169,7 @@ class Scene:
             self.leases.pop()
         await self.settled()
         key = self.desk.opened.keys.run(self.run_id)
-        await self.desk.opened.connection.execute("HSET", key, "not_before", 0)
+        await self.desk.opened.connection.execute("HDEL", key, "wait")
 
     async def admitting(self) -> AdmittedSteps:
         """Return the store of a worker of its own."""

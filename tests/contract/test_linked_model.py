@@ -49,7 +49,7 @@ MUTATIONS = {
     ),
     "an answered call waits for its time": Mutation("answer", "{ 'n:', 't:',", "{ 't:',"),
     "an answer makes a run due that still waits": Mutation(
-        "answer", "if #left > 0 then\n    arm(left", "if false then\n    arm(left"
+        "answer", "if #left > 0 then\n    set", "if false then\n    set"
     ),
     "an answer wakes a paused run": Mutation(
         "answer", "if h.status == 'paused' then return { 'delivered', #left, h.status } end", ""
@@ -90,7 +90,7 @@ MUTATIONS = {
         "leave", "if number(due[1]) < number(due[2]) then", "if false then"
     ),
     "a call that is looked after is not looked at behind a resume": Mutation(
-        "common", "elseif string.find(place, '^@run:') then", "elseif false then"
+        "common", "call[2] == '@run' or not owner", "not owner"
     ),
     "a child owes its end to nobody": Mutation(
         "create", "if a.returns == '1' then", "if false then"
@@ -102,7 +102,7 @@ MUTATIONS = {
         "settled", "local is_read = (h.seq or '0') == ARGV[3]", "local is_read = true"
     ),
     "runs stay paused below one that went on meanwhile": Mutation(
-        "settled", "if ARGV[2] == 'pause' and", "if false and"
+        "settled", "ARGV[2] == 'pause' and", "false and"
     ),
     "what a retried run owes expires": Mutation(
         "retry", "  redis.call('PERSIST', run_key .. ':returns')\n", ""
@@ -113,16 +113,12 @@ MUTATIONS = {
         "park", "  reach('pause', now)\n", ""
     ),
     "a resume leaves the pause to be passed on": Mutation(
-        "resume", "redis.call('HDEL', run_key, 'reach')", "local _"
+        "resume", "'reach', 'paused_by')", "'paused_by')"
     ),
     "a retry leaves the cancel to be passed on": Mutation(
-        "retry", "'parked', 'reach', 'orphans', 'hinted')", "'parked', 'hinted')"
+        "retry", "'reach',\n  'orphans', 'hinted')", "'hinted')"
     ),
-    "a resume looks after questions at once": Mutation(
-        "resume",
-        "if till > 0 and (string.find(place, '^@approval:')",
-        "if false and (string.find(place, '^@approval:')",
-    ),
+    "a resume looks after questions at once": Mutation("resume", "ASKS[call[2]] and till or", ""),
 }
 
 

@@ -47,7 +47,7 @@ BUGS = {
     ),
     "an ended run takes answers": Seeded(
         "answer",
-        "if TERMINAL[h.status] or not mine or not has_call(waits_of(h.waiting, h.step), index)",
+        "if TERMINAL[h.status] or not mine or not call_of(wait, index)",
         "if false",
         QUESTION,
     ),
@@ -58,7 +58,7 @@ BUGS = {
         KEPT,
     ),
     "the first of two answers makes the run due": Seeded(
-        "answer", "if #left > 0 then\n    arm(left", "if false then\n    arm(left", JOIN
+        "answer", "if #left > 0 then\n    set", "if false then\n    set", JOIN
     ),
     "a question is in no index": Seeded(
         "park",
@@ -87,7 +87,7 @@ BUGS = {
         "pause", "  reach('pause', now)\n", "", REQUESTS
     ),
     "a resume leaves the pause to be passed on": Seeded(
-        "resume", "redis.call('HDEL', run_key, 'reach')", "local _", REQUESTS
+        "resume", "'reach', 'paused_by')", "'paused_by')", REQUESTS
     ),
     "a held run that is cancelled forgets the runs below": Seeded(
         "commit", "owes = reach('cancel', now) or owes", "local _", HELD

@@ -110,7 +110,7 @@ MUTATIONS = {
     ),
     "claim does not wait for a retry's time": Mutation(
         "claim",
-        "if number(not_before) > now then return { 'early', number(not_before) - now } end",
+        "if wait.deadline > now then return { 'early', wait.deadline - now } end",
         "",
     ),
     "claim starts an ended run again": Mutation(
@@ -299,14 +299,14 @@ MUTATIONS = {
         "retry", "redis.call('HDEL', log_key, i)", ""
     ),
     "rescue floods a long queue": Mutation(
-        "rescue", "ARGV[3] == '1' and h.status == 'queued' and not (waited and n == 1)", "false"
+        "rescue", "ARGV[3] == '1' and h.status == 'queued' and not (waits and n == 1)", "false"
     ),
     "rescue forgets what it has published": Mutation(
         "rescue",
-        "redis.call('ZADD', due_key, now + (leave and PUT_OFF + wait * 16 or wait), run_id)",
+        "redis.call('ZADD', due_key, now + (leave and DEFERRED + later * 16 or later), run_id)",
         "redis.call('ZREM', due_key, run_id)",
     ),
-    "rescue never looks at what it has put off": Mutation(
+    "rescue never looks at what it has deferred": Mutation(
         "rescue", "if left > 0 then", "if left > 0 and ARGV[3] == '1' then"
     ),
     "rescue leaves hints lost that a long queue has lost": Mutation(
@@ -322,10 +322,10 @@ MUTATIONS = {
         "rescue", "local to = leave and behind or out", "local to = out"
     ),
     "rescue does not publish retries while the queue is long": Mutation(
-        "rescue", "and h.status == 'queued' and not (waited and n == 1)", ""
+        "rescue", "and h.status == 'queued' and not (waits and n == 1)", ""
     ),
     "park leaves the step to be claimed while it waits": Mutation(
-        "park", "'not_before', #calls > 0 and patience or 0)", "'not_before', 0)"
+        "park", "if #calls > 0 then set_wait(run_key, wait) else", "if true then else"
     ),
     "park keeps the lease": Mutation("park", "'token', '', 'last_token'", "'last_token'"),
     "park does not know its own token": Mutation(
@@ -352,7 +352,7 @@ MUTATIONS = {
         "take", "if status == 'paused' then return { 'paused' } end", ""
     ),
     "take starts a call that nobody waits for": Mutation(
-        "take", " or not has_call(calls, index)", ""
+        "take", "j[5] and call_of(wait, index)", "j[5]"
     ),
     "keep renews what another worker has": Mutation("keep", "j[1] ~= ARGV[4] or ", ""),
     "leave counts a start that was none": Mutation("leave", "ARGV[6] == '1'", "ARGV[6] == '2'"),
@@ -367,12 +367,14 @@ MUTATIONS = {
         "deliver", "redis.call('ZADD', due_key, now_ms() + number(grace), run_id)\n", ""
     ),
     "deliver wakes a run that still waits": Mutation(
-        "deliver", "if #left > 0 then", "if false then"
+        "deliver", "if #left > 0 then\n    arm(wait)", "if false then\n    arm(wait)"
     ),
     "deliver wakes a paused run": Mutation(
         "deliver", "if h.status == 'paused' then", "if false then"
     ),
-    "resume ends a wait": Mutation("resume", "'not_before', patience", "'not_before', 0"),
+    "resume ends a wait": Mutation(
+        "common", "+ paused\n    set_wait(run_key, wait)\n", "\n    end_wait(run_key)\n"
+    ),
     "rescue dispatches a call that is held": Mutation(
         "rescue", "if till <= now then", "if true then"
     ),
@@ -380,29 +382,29 @@ MUTATIONS = {
         "common", "    note_lost(batch, 'paid', paid or price)\n", ""
     ),
     "the end of a circuit ends a wait for tools": Mutation(
-        "park", "if h.outage then redis.call('HDEL', run_key, 'outage', 'parked') end\n", ""
+        "park",
+        "patience, calls = calls }",
+        "patience, calls = calls, outage = (own_wait() or {}).outage }",
     ),
-    "retry keeps an old wait for a service": Mutation(
-        "retry", ", 'outage',\n  'parked', 'reach', 'orphans', 'hinted')", ")"
-    ),
+    "retry keeps an old wait for a service": Mutation("retry", "end_wait(run_key)\n", ""),
     "commit keeps a wait for a service that is over": Mutation(
-        "commit", "redis.call('HDEL', run_key, 'outage', 'parked')", "local _"
+        "commit", "or a.verdict == 'release' and wait and wait.outage", "or wait and wait.outage"
     ),
     "a step that is handed back forgets its wait for a service": Mutation(
-        "commit", "and not a.outage and a.verdict ~= 'release' then", "and not a.outage then"
+        "commit", "or a.verdict == 'release' and wait and wait.outage", ""
     ),
     "a step that waits for a service is in no set": Mutation(
-        "common", "    redis.call('SADD', shard .. 'out:' .. id, run_id)\n", ""
+        "commit", "  redis.call('SADD', shard .. 'out:' .. id, run_id)\n", ""
     ),
-    "wake makes a step due that a worker holds": Mutation("wake", " and h.token == '' and", " and"),
+    "wake makes a step due that a worker holds": Mutation("wake", " and h.token == ''\n", "\n"),
     "wake makes a run due that is paused or has ended": Mutation(
-        "wake", "(h.status == 'queued' or h.status == 'in_progress') and", ""
+        "wake", "(h.status == 'queued' or h.status == 'in_progress') and ", ""
     ),
     "wake leaves the run in the index as it was": Mutation(
         "wake", "    redis.call('ZADD', due_key, now, run_id)\n", ""
     ),
     "a run that is to probe does not know it": Mutation(
-        "wake", "since .. ' ' .. ARGV[3] .. ids", "since .. ' waits' .. ids"
+        "wake", "now, ARGV[3] == 'probes'", "now, false"
     ),
     "retry lists an answer that it uses": Mutation("retry", "count(batch, 'lost', -1)\n", ""),
 }

@@ -21,8 +21,8 @@ from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.claim import Refused, Work
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.codec import awaited_calls
 from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 from stepfleet.worker.engine.loop_thread import LoopThread
@@ -92,7 +92,7 @@ class InlineWorker:
     async def _attempt(self, run: StoredRun) -> Report | None:
         """Do a step, or the calls that it waits for; wait where neither may begin yet."""
         run_id, step = run.run_id, run.step
-        waits = waits_in(run.header.get("waiting", ""), str(step))
+        waits = awaited_calls(run.header)
         if waits and await self._make_calls(run_id, step, waits):
             return None
         report = await self._worker.run(Work(run_id, step))

@@ -23,6 +23,7 @@ from stepfleet.worker.runtime.crash_points import Visit, unharmed
 log = logging.getLogger(__name__)
 
 Settle = Callable[[str], Awaitable[None]]
+LostAmong = Callable[[Sequence[str]], Awaitable[Collection[str]]]
 MOST_PER_SCAN = 480
 """Overdue runs that one scan takes, over all shards: some milliseconds in which Redis serves nobody
 else."""
@@ -98,6 +99,8 @@ class Rescuer:
     `clock`: where it notices that Redis's was set forward, nothing is rescued for twice as long.
     `settle`: what sends a run's end, or a request to it, to others; this worker does it at once,
     since all slots may be taken by the runs that are to be cancelled. Without it a step does it.
+    `lost_among`: which of the runs that wait for limits are in no line any more; without it all are
+    dispatched, and those that are in one go on waiting.
     """
 
     def __init__(  # noqa: PLR0913 - the settings of a scan, by their names
@@ -113,6 +116,7 @@ class Rescuer:
         calm: float = 0.0,
         clock: StoreClock | None = None,
         settle: Settle | None = None,
+        lost_among: LostAmong | None = None,
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -125,6 +129,7 @@ class Rescuer:
         self.clock = clock or StoreClock()
         self.again = MOST_AGAIN
         self.settle = settle
+        self.lost_among = lost_among
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Semaphore(MOST_SETTLED)
         self._pending: dict[int, asyncio.Task[Any]] = {}
@@ -266,7 +271,8 @@ class Rescuer:
         failed = {shard: error for shard, one in answered.items() if (error := one.exception())}
         replies = [one.result() for shard, one in answered.items() if shard not in failed]
         self._calm_until |= dict.fromkeys(failed, time.monotonic() + self.calm)
-        hints = [hint for reply in replies for hint in _hints(reply[4:])]
+        hints = [hint for reply in replies for hint in _hints(reply[5:])]
+        hints += await self._lost([hint for reply in replies for hint in _hints(reply[4])])
         owing = [hint for reply in replies for hint in _hints(reply[3])]
         behind = [hint for reply in replies for hint in _hints(reply[2])]
         calls = [call for reply in replies for call in _calls(reply[1])]
@@ -284,6 +290,15 @@ class Rescuer:
             if not replies or not isinstance(error, StoreError):
                 raise error
         return count, any(int(reply[0]) >= self._most for reply in replies)
+
+    async def _lost(self, limited: Sequence[tuple[Work, str]]) -> list[tuple[Work, str]]:
+        """Return those among runs that wait for limits that are in no line: its keys were lost."""
+        if not limited or self.lost_among is None:
+            return list(limited)
+        lost = await self.lost_among([hint.run_id for hint, _ in limited])
+        if lost:
+            log.warning("%d runs waited for limits in no line", len(lost))
+        return [one for one in limited if one[0].run_id in lost]
 
     async def _request(
         self, shards: Collection[int], queue: str, again: int
@@ -313,8 +328,7 @@ class Rescuer:
 
 def _calls(reply: list[str]) -> list[CallTask]:
     calls = []
-    for run_id, step, agent, index, place in zip(*[iter(reply)] * 5, strict=True):
-        queue, _, tool = place.partition(":")
+    for run_id, step, agent, index, queue, tool in zip(*[iter(reply)] * 6, strict=True):
         hint = Work(run_id, int(step), int(index))
         calls.append(CallTask(hint, queue, call_label(agent, hint.step, tool)))
     return calls

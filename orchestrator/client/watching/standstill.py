@@ -22,10 +22,9 @@ from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.protocol.verdict import circuit_id
-from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.calls.answers import Awaited
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.codec import load_outage
+from stepfleet.orchestrator.store.codec import WAIT, load_wait
 from stepfleet.orchestrator.store.fleet.checks import serving
 from stepfleet.orchestrator.store.fleet.overview import (
     Need,
@@ -221,17 +220,13 @@ def held_runs(store: Store, run_ids: Callable[[], Sequence[str]]) -> Held:
 
     async def read() -> str:
         some = run_ids()[:SAMPLED]
-        fields = ("outage", "waiting", "step")
         heads = await store.connection.execute_all(
-            *(("HMGET", store.keys.run(one), *fields) for one in some)
+            *(("HMGET", store.keys.run(one), *WAIT) for one in some)
         )
-        waits_below = any(
-            one.queue == Awaited.RUN
-            for _, text, step in heads
-            for one in waits_in(text or "", step or "")
-        )
-        known = [out for text, _, _ in heads if (out := load_outage(text))]
-        out_for = {of for out in known for of in out.circuits}
+        found = [load_wait(dict(zip(WAIT, head, strict=True))) for head in heads]
+        known = [wait for wait in found if wait]
+        waits_below = any(one.queue == Awaited.RUN for wait in known for one in wait.calls)
+        out_for = {of for wait in known if wait.outage for of in wait.outage.circuits}
         outages = [
             str(one)
             for one in (await circuits.outages() if out_for or waits_below else ())

@@ -14,11 +14,12 @@ from pydantic import Field
 from redis.exceptions import RedisError
 
 from stepfleet.orchestrator.errors import AgentException
-from stepfleet.orchestrator.protocol.waiting import queues_in
+from stepfleet.orchestrator.protocol.waiting import queues_of
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.circuits import ServiceOutage
+from stepfleet.orchestrator.store.codec import WAIT, awaited_calls, load_wait, milliseconds
 from stepfleet.orchestrator.store.fleet.servers import ServerFacts, health_findings, server_info
 from stepfleet.orchestrator.store.limits import LimitState
 from stepfleet.orchestrator.store.store import Store
@@ -225,14 +226,14 @@ async def _unserved(store: Store, seen: Iterable[WorkerSeen], steps: int) -> dic
 
 async def needs_of(store: Store, run_ids: Sequence[str], batch: str = "") -> list[Need]:
     """Return what these runs need, those of the `batch` only if one is given; once each."""
-    fields = ("status", "token", "batch", "agent", "waiting", "step")
+    fields = ("status", "token", "batch", "agent", *WAIT)
     heads = await store.connection.execute_all(
         *(("HMGET", store.keys.run(run_id), *fields) for run_id in run_ids)
     )
     found = set()
-    for status, token, of, agent, text, step in heads:
+    for status, token, of, agent, *waits in heads:
         if status in _MOVES and not token and batch in ("", of):
-            queues = queues_in(text or "", step or "", store.settings.queue)
+            queues = _queues_of(waits, store)
             found |= {(queue, agent) for queue in queues or {store.settings.queue}}
     return [Need(queue=queue, agent=agent) for queue, agent in sorted(found)]
 
@@ -253,11 +254,17 @@ async def _waits_for_tools(store: Store) -> Counter[str]:
         runs = await store.connection.execute("ZRANGE", store.keys.due(shard), 0, last)
         for some in (runs[at : at + TOGETHER] for at in range(0, len(runs), TOGETHER)):
             headers = await store.connection.execute_all(
-                *(("HMGET", store.keys.run(run_id), "waiting", "step") for run_id in some)
+                *(("HMGET", store.keys.run(run_id), *WAIT) for run_id in some)
             )
-            for text, step in headers:
-                found.update(queues_in(text or "", step or "", store.settings.queue))
+            for waits in headers:
+                found.update(_queues_of(waits, store))
     return found
+
+
+def _queues_of(waits: Sequence[str | None], store: Store) -> set[str]:
+    """Return the queues of the calls that a run waits for, by fields of its header."""
+    calls = awaited_calls(dict(zip(WAIT, waits, strict=True)))
+    return queues_of(calls, store.settings.queue)
 
 
 async def waiting_messages(store: Store) -> int | None:
@@ -352,9 +359,11 @@ async def _oldest_waiting(store: Store, now: float) -> float | None:
     run_id = _run_of(raw) if raw else None
     if run_id is None:
         return None if raw else 0.0
-    fields = ("updated", "not_before")
-    times = await store.connection.execute("HMGET", store.keys.run(run_id), *fields)
-    since = max(float(one or 0) for one in times)
+    stored = await store.connection.execute("HMGET", store.keys.run(run_id), *WAIT)
+    header = dict(zip(WAIT, stored, strict=True))
+    wait = load_wait(header)
+    until = milliseconds(wait.deadline) if wait and wait.deadline else 0
+    since = max(int(header["updated"] or 0), until)
     return max(now - since, 0.0) / 1000 if since else None
 
 

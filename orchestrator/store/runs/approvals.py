@@ -11,13 +11,21 @@ from pydantic import ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.events.envelope import Events
+from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.claim import Work
-from stepfleet.orchestrator.protocol.waiting import Arrived, decided_event, waits_in
-from stepfleet.orchestrator.records.calls.answers import Answer, Ask, AskCount, Decision, awaited_by
+from stepfleet.orchestrator.protocol.waiting import Arrived, decided_event
+from stepfleet.orchestrator.records.calls.answers import (
+    Answer,
+    Ask,
+    AskCount,
+    Awaited,
+    Decision,
+    awaited_by,
+)
 from stepfleet.orchestrator.records.calls.tools import ToolCall
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import TERMINAL, HandOff
-from stepfleet.orchestrator.store.codec import moment
+from stepfleet.orchestrator.store.codec import WAIT, Fields, awaited_calls, load_wait, moment
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.runs.submission import call_at
@@ -32,10 +40,7 @@ LOOKED_AT = 5_000
 """Calls among which those of a batch, or of some runs, are counted: those that wait longest."""
 _TOGETHER = 500
 _OLDEST = 100
-_NAMES = (
-    *("status", "step", "waiting", "agent", "batch", "billed", "line", "tenant", "slim"),
-    "not_before",
-)
+_NAMES = ("status", "agent", "batch", "billed", "line", "tenant", "slim", *WAIT)
 _OVER = frozenset(one.value for one in TERMINAL)
 _Place = tuple[float, str]
 
@@ -100,9 +105,9 @@ class ApprovalStore(Gateway):
     async def of_run(self, run_id: str) -> list[Waits]:
         """Return the calls of one run that wait for people."""
         key = self._keys.run(run_id)
-        step, waiting = await self._connection.execute("HMGET", key, "step", "waiting")
-        indexes = [w.index for w in waits_in(waiting or "", step or "") if _asks(w.queue)]
-        members = [f"{step} {index} {run_id}" for index in indexes]
+        header = _header(WAIT, await self._connection.execute("HMGET", key, *WAIT))
+        indexes = [w.index for w in awaited_calls(header) if _asks(w.queue)]
+        members = [f"{header['step']} {index} {run_id}" for index in indexes]
         name = f"{self._keys.tag(self._keys.shard_of(run_id))}asks"
         scores = await self._connection.execute_all(*(("ZSCORE", name, one) for one in members))
         return await self._read([(float(s or 0), m) for s, m in zip(scores, members, strict=True)])
@@ -136,8 +141,8 @@ class ApprovalStore(Gateway):
     async def count_of_runs(self, run_ids: Sequence[str]) -> AskCount:
         """Return how many calls of these runs, and of the runs below them, wait for people."""
         keys = map(self._keys.run, run_ids)
-        heads = await self._connection.execute_all(*(("HMGET", k, "waiting", "step") for k in keys))
-        places = (one.queue for text, step in heads for one in waits_in(text or "", step or ""))
+        heads = await self._connection.execute_all(*(("HMGET", k, *WAIT) for k in keys))
+        places = (one.queue for head in heads for one in awaited_calls(_header(WAIT, head)))
         if all(awaited_by(place) is None for place in places):
             return AskCount()
         calls, more = await self._oldest()
@@ -157,16 +162,15 @@ class ApprovalStore(Gateway):
 
     async def _count(self, calls: Sequence[Work], more: bool, batch_id: str = "") -> AskCount:
         found = 0
-        fields = ("status", "step", "waiting", "batch", "billed")
+        fields = (*WAIT, "status", "batch", "billed")
         for at in range(0, len(calls), _TOGETHER):
             some = calls[at : at + _TOGETHER]
             keys = (self._keys.run(one.run_id) for one in some)
             heads = await self._connection.execute_all(*(("HMGET", k, *fields) for k in keys))
-            for call, (status, step, waiting, *batches) in zip(some, heads, strict=True):
-                waits = waits_in(waiting or "", step or "") if step == str(call.step) else ()
-                is_waiting = any(w.index == call.index and _asks(w.queue) for w in waits)
-                is_meant = not batch_id or batch_id in batches
-                found += is_waiting and is_meant and status not in _OVER
+            for call, head in zip(some, heads, strict=True):
+                header = _header(fields, head)
+                is_meant = not batch_id or batch_id in (header.get("batch"), header.get("billed"))
+                found += is_meant and _ask_of(header, call) is not None
             if found >= MOST_COUNTED:
                 return AskCount(count=MOST_COUNTED, more=True)
         return AskCount(count=found, more=more)
@@ -193,19 +197,28 @@ class ApprovalStore(Gateway):
         headers, journals = await asyncio.gather(heads, self._connection.execute_all(*fields))
         found = []
         for (score, _), call, head, journal in zip(members, calls, headers, journals, strict=True):
-            header = {n: v for n, v in zip(_NAMES, head, strict=True) if v is not None}
-            waits = waits_in(header.get("waiting", ""), header.get("step", ""))
-            wait = next((w for w in waits if w.index == call.index and _asks(w.queue)), None)
-            over = header.get("status") in _OVER
-            if over or wait is None or header["step"] != str(call.step) or not all(journal[:2]):
+            header = _header(_NAMES, head)
+            wait = _ask_of(header, call)
+            if wait is None or not all(journal[:2]):
                 await self._scripts.run("unask", call.run_id, call.step, call.index)
-            elif (made := _waits(call, header, wait.queue, score, journal)) is not None:
+            elif (made := _waits(call, header, wait, score, journal)) is not None:
                 found.append(made)
         return found
 
 
+def _header(names: Sequence[str], values: Sequence[str | None]) -> Fields:
+    return {n: value for n, value in zip(names, values, strict=True) if value is not None}
+
+
+def _ask_of(header: Fields, call: Work) -> Wait | None:
+    """Return the call, where it still waits for a person."""
+    is_open = header.get("step") == str(call.step) and header.get("status") not in _OVER
+    waits = awaited_calls(header) if is_open else ()
+    return next((w for w in waits if w.index == call.index and _asks(w.queue)), None)
+
+
 def _waits(
-    call: Work, header: dict[str, str], place: str, score: float, journal: Sequence[Any]
+    call: Work, header: Fields, wait: Wait, score: float, journal: Sequence[Any]
 ) -> Waits | None:
     try:
         response = LLMResponse.from_json(journal[0])
@@ -216,29 +229,30 @@ def _waits(
     if index is None or index >= len(calls):
         return None
     made = calls[index]
-    ask = Ask(
+    asked = Ask(
         run_id=call.run_id,
         step=call.step + 1,
         index=index,
         key=journal[1],
         call_id=made.id,
-        kind="question" if place == "@person" else "approval",
+        kind="question" if wait.queue == Awaited.PERSON else "approval",
         agent=header["agent"],
         tool=made.name,
         arguments=made.arguments,
         since=moment(f"{score:.0f}"),
-        until=_until(header.get("not_before"), journal[2]),
+        until=_until(header, journal[2]),
         batch_id=header.get("batch") or header.get("billed") or None,
         line_id=header.get("line") or None,
         tenant=header.get("tenant"),
     )
-    return Waits(ask, execution)
+    return Waits(asked, execution)
 
 
-def _until(*ends: str | None) -> datetime | None:
-    """Return the earlier end: of the run's patience (0 where there is none), or of the call's."""
-    times = [float(one) for one in ends if one and float(one) > 0]
-    return moment(f"{min(times):.0f}") if times else None
+def _until(header: Fields, own: str | None) -> datetime | None:
+    """Return the earlier end: of the run's patience, or of the call's own time limit (ms)."""
+    wait = load_wait(header)
+    ends = wait and not wait.over and wait.deadline, moment(own) if own else None
+    return min((end for end in ends if end), default=None)
 
 
 def _asks(place: str) -> bool:

@@ -10,11 +10,17 @@ from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.claim import Want, Work
-from stepfleet.orchestrator.protocol.waiting import waits_in
 from stepfleet.orchestrator.records.calls.answers import After, Awaited
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.codec import MESSAGES, Fields, duration, milliseconds
+from stepfleet.orchestrator.store.codec import (
+    MESSAGES,
+    WAIT,
+    Fields,
+    awaited_calls,
+    duration,
+    milliseconds,
+)
 from stepfleet.orchestrator.store.gateway import Gateway
 from stepfleet.orchestrator.store.pace import SweepPace
 from stepfleet.orchestrator.store.runs.reading import unknown_run
@@ -63,34 +69,33 @@ class Links(Gateway):
         """Return the notices that a run owes to others now."""
         key = self._keys.run(run_id)
         header, addresses = await self._connection.execute_all(
-            ("HMGET", key, "status", "returns", "reach", "orphans", "waiting", "step", "seq"),
+            ("HMGET", key, "status", "returns", "reach", "orphans", "seq", *WAIT),
             ("SRANDMEMBER", f"{key}:returns", PAGE),
         )
-        status, returns, reach, orphans, waiting, step, seq = header
+        status, returns, reach, orphans, seq, *waits = header
         seen = int(seq or 0)
         has_ended = status is not None and Lifecycle(status).is_terminal
         calls = tuple(map(call_at, addresses)) if returns == "1" and has_ended else ()
         if not reach:
             return Owed(calls, seen=seen)
-        found = await self._awaited(key, waiting or "", step)
+        found = await self._awaited(key, waits)
         runs = tuple(orphans.split()[1:]) if orphans else tuple(found.values())
         return Owed(calls, Want(reach), runs, seen)
 
     async def awaited(self, run_id: str) -> tuple[str, ...]:
         """Return the runs whose ends a run waits for now, since calls of its step are these."""
         key = self._keys.run(run_id)
-        waiting, step = await self._connection.execute("HMGET", key, "waiting", "step")
-        return tuple((await self._awaited(key, waiting or "", step)).values())
+        waits = await self._connection.execute("HMGET", key, *WAIT)
+        return tuple((await self._awaited(key, waits)).values())
 
     async def begun(self, run_id: str) -> frozenset[str]:
         """Return the runs among these that a worker may be starting at this moment."""
         key, now = self._keys.run(run_id), milliseconds(await self._connection.now())
-        names = ("waiting", "step", "orphans")
-        waiting, step, orphans = await self._connection.execute("HMGET", key, *names)
+        orphans, *waits = await self._connection.execute("HMGET", key, "orphans", *WAIT)
         if orphans:
             till, *runs = orphans.split()
             return frozenset(runs if int(till) > now else ())
-        found = await self._awaited(key, waiting or "", step)
+        found = await self._awaited(key, waits)
         if not found:
             return frozenset()
         parts = [f"{part}:{index}" for index in found for part in "ol"]
@@ -112,9 +117,10 @@ class Links(Gateway):
         )
         return tuple(one for one, exists in zip(ids, there, strict=True) if exists)
 
-    async def _awaited(self, key: str, waiting: str, step: str) -> dict[int, str]:
+    async def _awaited(self, key: str, stored: Sequence[str | None]) -> dict[int, str]:
         """Return the runs that calls wait for, by the indexes of these."""
-        waits = [one for one in waits_in(waiting, step) if one.queue == Awaited.RUN]
+        calls = awaited_calls(dict(zip(WAIT, stored, strict=True)))
+        waits = [one for one in calls if one.queue == Awaited.RUN]
         if not waits:
             return {}
         names = [f"k:{one.index}" for one in waits]

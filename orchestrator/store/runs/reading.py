@@ -12,6 +12,7 @@ from stepfleet.orchestrator.events.envelope import numbered
 from stepfleet.orchestrator.protocol.revision import agent_before, overrides_of
 from stepfleet.orchestrator.protocol.serialization import SlimSerializationConfig, SlimSerializer
 from stepfleet.orchestrator.protocol.verdict import LONGEST
+from stepfleet.orchestrator.protocol.waiting import StepWait, WaitReason
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import StopReason
@@ -45,7 +46,6 @@ from stepfleet.orchestrator.store.codec import (
     load_state,
     load_used,
     log_begin,
-    milliseconds,
     moment,
     stored_agent,
 )
@@ -149,20 +149,18 @@ class StoredRun:
 
 
 def next_attempt(
-    not_before: str | None,
-    updated: str | None,
-    lost: Iterable[tuple[datetime | None, str | None]],
-    now: datetime,
+    wait: StepWait | None, lost: Iterable[tuple[datetime | None, str | None]], now: datetime
 ) -> str:
     """Return when and why a step that failed for now is tried again; empty where none waits so.
 
-    `not_before` and `updated` are those of the header, `lost` the times and reasons of attempts.
+    `lost` are the times and reasons of attempts.
     """
-    since = moment(updated or 0)
-    reasons = [why for at, why in lost if at == since and why]
-    if not reasons or int(not_before or 0) <= milliseconds(now):
+    if wait is None or wait.over or wait.reason is not WaitReason.DELAY:
         return ""
-    until = moment(not_before or 0)
+    since, until = wait.since, wait.deadline or wait.since
+    reasons = [why for at, why in lost if at == since and why]
+    if not reasons or until <= now:
+        return ""
     asked = (until - since).total_seconds() > LONGEST  # no wait of our own is so long
     why = "as the provider asked" if asked else "behind a failure"
     return f"its next attempt at {until:%H:%M:%S} UTC, {why} ({reasons[-1]})"

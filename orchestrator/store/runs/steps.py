@@ -25,7 +25,7 @@ from stepfleet.orchestrator.protocol.claim import (
 from stepfleet.orchestrator.protocol.guards import cancelled_outcome
 from stepfleet.orchestrator.protocol.lost_attempts import NO_ENTRIES, CallEntries
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
-from stepfleet.orchestrator.protocol.waiting import NOTHING, awaited
+from stepfleet.orchestrator.protocol.waiting import NOTHING
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.outcome import StopReason
@@ -40,9 +40,9 @@ from stepfleet.orchestrator.store.codec import (
     load_history,
     load_journal,
     load_messages,
-    load_outage,
     load_said,
     load_state,
+    load_wait,
     log_begin,
     log_end,
     moment,
@@ -70,14 +70,16 @@ _MOST_NAMES = 1000
 """Fields of the journal that one call reads."""
 OWED, LAST = "owed", "last"
 LOST_WHILE_READ = "the step was taken over while its log was read"
+LIMIT_LOOK = 12
+"""A run that waits for a limit is looked at after so many times the grace, then less often."""
 MOST_DOUBLINGS = 3
 """Newer workers must not wait for minutes for a run that older ones refused."""
 
 
 _HEADER = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
-    *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "waiting"),
-    *("want", "want_note", "tenant", "unpriced", "outage", "vain", "vain_before"),
+    *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "wait"),
+    *("want", "want_note", "tenant", "unpriced", "vain", "vain_before"),
     *("priority", "limited_by", "billed", "uncalled", "unpaid"),
 )
 """The fields of a run's header that a claim reads."""
@@ -221,13 +223,15 @@ class StepStore(Gateway):
         paid = int(crashes or 0) - unpaid_of(unpaid or "", hint.step)
         return is_answered, paid if is_open else 0
 
-    async def shelve(self, hint: Work) -> None:
-        """Put a run away whose step waits for limits of the fleet, unless it has moved on."""
-        await self._scripts.run("shelve", hint.run_id, hint.step, "")
+    async def shelve(self, hint: Work, limit: str) -> None:
+        """Let a step wait for a limit of the fleet, unless its run has moved on."""
+        await self._scripts.run(
+            "shelve", hint.run_id, hint.step, limit, duration(LIMIT_LOOK * self.grace)
+        )
 
-    async def unshelve(self, run_id: str) -> None:
-        """Have a run that was put away dispatched after the grace time."""
-        await self._scripts.run("shelve", run_id, "", duration(self.grace))
+    async def look_soon(self, run_id: str) -> None:
+        """Have a run that waits for a limit looked at after the grace time."""
+        await self._scripts.run("shelve", run_id, "", "", duration(self.grace))
 
     def _commit_fields(self, verdict: Verdict, events: Events, message: str) -> dict[str, Any]:
         result, state = verdict.logged.result if verdict.logged else None, verdict.state
@@ -293,7 +297,7 @@ class StepStore(Gateway):
         history = None
         if config.memory.active or state.window:
             history = load_history(fields, said, config.instructions, state.window, first)
-        waiting = header.get("waiting")
+        wait = load_wait(header)
         return Claim(
             run_id=hint.run_id,
             step=hint.step,
@@ -323,9 +327,9 @@ class StepStore(Gateway):
             limited_by=header.get("limited_by") or "",
             billed=header.get("billed"),
             unpriced=len(header.get("unpriced", "").split()),
-            overdue=awaited(waiting, header["step"]) if waiting else NOTHING,
+            overdue=frozenset(one.index for one in wait.calls) if wait else NOTHING,
             history=history,
-            outage=load_outage(header.get("outage")),
+            outage=wait.outage if wait else None,
         )
 
     async def _give_back(self, hint: Work, token: str, header: Fields) -> None:

@@ -8,7 +8,7 @@ import orjson
 from pydantic import ConfigDict, ValidationError
 
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
-from stepfleet.orchestrator.protocol.waiting import waits_in
+from stepfleet.orchestrator.protocol.waiting import StepWait
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import After, Awaited, Decision, awaited_by
@@ -26,9 +26,10 @@ from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import HandedOver, LoggedStep, StepResult
 from stepfleet.orchestrator.store.codec import (
     MESSAGES,
+    WAIT,
     load_lost,
     load_lost_use,
-    load_outage,
+    load_wait,
     moment,
 )
 from stepfleet.orchestrator.store.compression import unpacked_within
@@ -56,7 +57,7 @@ _FOR = {
 }
 
 
-_OF_HEADER = ("outcome", "waiting", "outage", "step", "after", "vain", "not_before", "updated")
+_OF_HEADER = ("outcome", "after", "vain", *WAIT)
 
 
 class _Given(NamedTuple):
@@ -102,9 +103,10 @@ class Timelines(Gateway):
             ("HMGET", key, *_OF_HEADER),
         )
         lost = await self._lost(key) if 0 < int(how_many) <= MOST_LOST_READ else ()
-        known, *waits, after, vain, not_before, updated = header
+        known, after, vain, *waits = header
+        wait = load_wait(dict(zip(WAIT, waits, strict=True)))
         now = await self._connection.now()
-        again = next_attempt(not_before, updated, ((one.at, one.reason) for one in lost), now)
+        again = next_attempt(wait, ((one.at, one.reason) for one in lost), now)
         before = {} if run.status.is_terminal or not after else await self._before(after)
         reason, evaluations = _why(known)
         done = [one.step - 1 for one in named]
@@ -123,7 +125,7 @@ class Timelines(Gateway):
             lost_attempts=int(how_many),
             lost_cost_usd=load_lost_use({"vain": vain or ""})[1].cost_usd,
             lost=lost,
-            waits_for="" if run.status.is_terminal else _ends(before) or _waits(*waits) or again,
+            waits_for="" if run.status.is_terminal else _ends(before) or _waits(wait) or again,
             before=dict(list(before.items())[:MOST_BEFORE]),
             given=newest.text if newest else None,
             given_cut=bool(newest and newest.is_cut),
@@ -268,17 +270,17 @@ def _by_agents(steps: Sequence[_Read], agent: str) -> list[StepSummary]:
     return found[::-1]
 
 
-def _waits(waiting: str | None, outage: str | None, step: str | None) -> str:
+def _waits(wait: StepWait | None) -> str:
     """Return what the next step waits for: tools on other queues, or a service that is out."""
     tools = (
         f"tool {one.tool!r}: {_FOR[by]}"
         if (by := awaited_by(one.queue))
         else f"tool {one.tool!r} on queue {one.queue!r}"
-        for one in waits_in(waiting or "", step or "0")
+        for one in (wait.calls if wait else ())
     )
     if text := _cut(", ".join(tools)):
         return text
-    out = load_outage(outage)
+    out = wait and wait.outage
     return f"its model's service, out since {out.since:%Y-%m-%d %H:%M:%S} UTC" if out else ""
 
 

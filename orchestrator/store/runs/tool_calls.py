@@ -14,7 +14,7 @@ from stepfleet.orchestrator.limits.limit import NORMAL
 from stepfleet.orchestrator.protocol.attempt import Wait
 from stepfleet.orchestrator.protocol.claim import Claim, Held, Refusal, Refused, Want, Work, losses
 from stepfleet.orchestrator.protocol.verdict import Verdict
-from stepfleet.orchestrator.protocol.waiting import Arrived, Delivered, TakenCall, Waiting, waits_in
+from stepfleet.orchestrator.protocol.waiting import Arrived, Delivered, TakenCall, Waiting
 from stepfleet.orchestrator.records.calls.answers import Answer, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.responses import LLMResponse
@@ -22,6 +22,7 @@ from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.store.codec import (
     Fields,
+    awaited_calls,
     duration,
     milliseconds,
     moment,
@@ -58,7 +59,8 @@ class ToolCalls(Gateway):
             for wait, task in zip(waiting.calls, tasks, strict=True)
             for part in (
                 wait.index,
-                f"{wait.queue}:{wait.tool}",
+                wait.queue,
+                wait.tool,
                 "" if _by_people(wait) else self._dispatch.call_message(task),
                 wait.key,
                 "" if wait.within is None else duration(wait.within),
@@ -211,7 +213,7 @@ class ToolCalls(Gateway):
             state = AgentState.from_json(unpacked(header["slim"]))
         except ValidationError as error:
             raise SerializationError(f"a record of the run cannot be read: {error}") from error
-        waits = waits_in(header.get("waiting", ""), header["step"])
+        waits = awaited_calls(header)
         return TakenCall(
             hint=hint,
             token=token,

@@ -206,7 +206,7 @@ def test_a_queue_that_nobody_serves_is_reported_until_somebody_does(
         assert told()["queue gpu"]["state"] == "warn"
         run_id = fleet.submit(HEAVY, "heavy one")
         wait_until(
-            lambda: fleet.runs.show(run_id).header.get("waiting"),
+            lambda: fleet.runs.show(run_id).header.get("wait"),
             within=LONG,
             what="the run to wait",
         )

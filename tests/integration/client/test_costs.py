@@ -10,6 +10,7 @@ from uuid import uuid4
 import pytest
 from rich.console import Console, RenderableType
 from support.runs.stored_runs import USAGE, Bench, answered, called, failed, plain_agent
+from support.runs.waits import let_pass
 
 from stepfleet.orchestrator import (
     Agent,
@@ -197,7 +198,7 @@ async def test_a_failed_call_costs_what_its_provider_has_said(
     for spent in (Spent(12, 0.5, estimated=False), Spent(12, 1.0), None):
         claim = await desk.claim(run_id)
         await desk.commit(claim, replace(failed(claim, transient=True, limited=True), spent=spent))
-        await desk.opened.connection.execute("HSET", desk.opened.keys.run(run_id), "not_before", 0)
+        await let_pass(desk, run_id)
     assert await states_of(fleet) == (0, Decimal("0.5"), 1, 0)
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import pytest
 from support.deadlines import until
 from support.runs.stored_runs import Bench, bench, failed, plain_agent
+from support.runs.waits import let_pass
 
 from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.protocol.claim import Claim, Work
@@ -55,8 +56,7 @@ async def test_a_ledger_keeps_the_newest_of_refusals_without_end(redis_url: str)
             assert claim is not None
             refused = failed(claim, limited=True, transient=True)
             await desk.commit(claim, refused)
-            key = desk.opened.keys.run(run_id)
-            await desk.opened.connection.execute("HSET", key, "not_before", 0)
+            await let_pass(desk, run_id)
             assert int(await desk.opened.connection.execute("HLEN", ledger)) == 1001, number
         assert len((await desk.stored(run_id)).lost) == 1001
         assert (await desk.counters())["lost"] == 1

@@ -13,6 +13,7 @@ from rich.console import Console, RenderableType
 from support.deadlines import until
 from support.runs.scripted_steps import Script, call
 from support.runs.stored_runs import Bench, failed, plain_agent
+from support.runs.waits import wait_of
 
 from stepfleet.orchestrator import Agent, AsyncFleet, tool
 from stepfleet.orchestrator.cli.explain import explanation_picture, read_explanation
@@ -95,7 +96,7 @@ async def test_a_run_names_the_next_attempt_at_a_step_that_was_refused_for_long(
     refused = failed(claim, transient=True, limited=True)
     error = refused.error.model_copy(update={"message": "api answered 429: slow down"})
     await desk.commit(claim, replace(refused, error=error, retry_after=3000.0))
-    at = int((await desk.header(run_id))["not_before"]) / 1000
+    at = (await wait_of(desk, run_id))["deadline"] / 1000
     text = (
         f"its next attempt at {datetime.fromtimestamp(at, UTC):%H:%M:%S} UTC, as the provider "
         "asked (api answered 429: slow down)"

@@ -12,6 +12,7 @@ from support.runs.opened_runs import finish_with_waits, lease_runs_out, opened_r
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import bench
 from support.runs.tools import broken, look
+from support.runs.waits import wait_of
 from support.servers.raw_model_server import RawModelServer, completion, reply, silence
 
 from stepfleet.orchestrator import (
@@ -380,9 +381,8 @@ async def test_waits_grow_while_a_model_refuses_and_other_runs_are_served(redis_
         for _ in range(2):
 
             async def is_due() -> bool:
-                header = await desk.header(run_id)
                 now = (await desk.runs.now()).timestamp() * 1000
-                return now >= float(header.get("not_before") or 0)
+                return bool(now >= (await wait_of(desk, run_id)).get("deadline", 0))
 
             await until(is_due, within=60)
             report = await hands.step(run_id, 0)

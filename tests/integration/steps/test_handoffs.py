@@ -10,6 +10,7 @@ from support.runs.heavy_calls import journal
 from support.runs.opened_runs import lease_runs_out
 from support.runs.scripted_steps import Crash, Hands, Script, call, say
 from support.runs.stored_runs import Bench, bench
+from support.runs.waits import let_pass
 
 from stepfleet.orchestrator import Agent, ErrorPolicy, tool
 from stepfleet.orchestrator.agents.agent import with_sub_agents
@@ -169,8 +170,7 @@ async def test_a_worker_that_lacks_the_agent_leaves_the_run_to_one_that_has_it(
         report = await hands.step(run_id, 1)
         assert report.verdict is not None
         assert (report.verdict.move, report.verdict.limited) == ("retry", True)
-        key = desk.opened.keys.run(run_id)
-        await desk.opened.connection.execute("HSET", key, "not_before", 0)
+        await let_pass(desk, run_id)
         await Team(desk, other, agents=[other]).finish(run_id)
         result = (await desk.stored(run_id)).result()
     assert (result.agent_name, result.output) == ("reception 2", "by the second")

@@ -10,6 +10,7 @@ from support.runs.linked_calls import ASK, MELT, RESEARCH, ask, melt, research, 
 from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands
 from support.runs.stored_runs import Bench, answered, bench, failed, plain_agent, with_settings
+from support.runs.waits import let_pass
 
 from stepfleet.orchestrator import AsyncFleet, Message
 from stepfleet.orchestrator.protocol.attempt import Interruption
@@ -49,7 +50,7 @@ async def look(desk: Bench, hands: Hands, call: TakenCall) -> float:
 
 async def patience_ends(desk: Bench, run_id: str) -> None:
     """Let the run's patience have ended: its next claim goes on without the answers."""
-    await desk.opened.connection.execute("HSET", desk.opened.keys.run(run_id), "not_before", "1")
+    await let_pass(desk, run_id)
 
 
 async def status(desk: Bench, run_id: str) -> str:

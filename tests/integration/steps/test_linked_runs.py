@@ -18,6 +18,7 @@ from support.runs.linked_calls import (
 )
 from support.runs.opened_runs import Opened
 from support.runs.stored_runs import Bench, answered, bench, plain_agent
+from support.runs.waits import let_pass
 
 from stepfleet.orchestrator.protocol.attempt import Interrupted, Interruption, Span
 from stepfleet.orchestrator.protocol.claim import Refused, Want, Work
@@ -268,8 +269,7 @@ async def test_a_held_run_that_is_cancelled_reaches_the_runs_it_waits_for(opened
         links = desk.opened.links
         await hands.step(run_id, 0)
         keys = {await key_of(desk, run_id, index) for index in range(2)}
-        name = desk.opened.keys.run(run_id)
-        await desk.opened.connection.execute("HSET", name, "not_before", "1")
+        await let_pass(desk, run_id)
         claim = await desk.claim(run_id)
         await desk.control.cancel_unread(run_id, "no more")
         claim = await desk.claim(run_id, token=claim.token)

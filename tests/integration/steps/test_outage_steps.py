@@ -6,10 +6,12 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
+import orjson
 import pytest
 from support.runs.opened_runs import lease_runs_out
 from support.runs.scripted_steps import Crash, Hands, Script, call, requests, say
 from support.runs.stored_runs import Bench, bench, with_settings
+from support.runs.waits import let_pass, wait_of
 
 from stepfleet.orchestrator import Agent, RunStatus, tool
 from stepfleet.orchestrator.errors import ModelError
@@ -61,12 +63,12 @@ def answers_now(hands: Hands, *answers: Any) -> None:
 async def has_waited(desk: Bench, run_id: str, seconds: int) -> None:
     """Let the run's wait have begun so much earlier."""
     key, execute = desk.opened.keys.run(run_id), desk.opened.connection.execute
-    since, _, rest = (await execute("HGET", key, "outage")).partition(" ")
-    parked = int(await execute("HGET", key, "parked"))
+    wait, ms = await wait_of(desk, run_id), seconds * 1000
     began = int(await execute("HGET", key, "execution_started"))
-    ms = seconds * 1000
-    await execute("HSET", key, "outage", f"{int(since) - ms} {rest}", "parked", parked - ms)
-    await execute("HSET", key, "execution_started", began - ms)
+    wait["since"] -= ms
+    wait["outage"]["since"] -= ms
+    stored = orjson.dumps(wait).decode()
+    await execute("HSET", key, "wait", stored, "execution_started", began - ms)
 
 
 async def test_a_step_waits_without_an_attempt_until_a_probe_is_answered(redis_url: str) -> None:
@@ -83,11 +85,12 @@ async def test_a_step_waits_without_an_attempt_until_a_probe_is_answered(redis_u
             await has_waited(desk, run_id, 3600)
 
         await hands.breaker.look()  # wakes three
-        probes = [one for one in runs if "probes" in (await desk.header(one))["outage"]]
+        outages = {one: (await wait_of(desk, one))["outage"] for one in runs}
+        probes = [one for one, outage in outages.items() if outage.get("probes")]
         assert len(probes) == 3
         await hands.step(probes[0], 0)
         assert len(requests(hands)) == 2
-        assert "waits" in (await desk.header(probes[0]))["outage"]
+        assert not (await wait_of(desk, probes[0]))["outage"].get("probes")
 
         answers_now(hands, say("done"))
         await hands.step(probes[1], 0)
@@ -211,9 +214,9 @@ async def test_the_end_of_a_circuit_ends_no_wait_for_a_tool(redis_url: str) -> N
         answers_now(hands, call(("render", {})), say("done"))
         hands.breaker = worker(desk, hands.agent).breaker  # one that has not read the circuit
         await hands.step(run_id, 0)
-        before = await desk.header(run_id)
+        before = await wait_of(desk, run_id)
         assert await desk.opened.circuits.wake(OF) == 0
-        assert (await desk.header(run_id))["not_before"] == before["not_before"] != "0"
+        assert await wait_of(desk, run_id) == before != {}
         await hands.call(run_id, 0, 0)
         await hands.finish(run_id)
         result = (await desk.stored(run_id)).result()
@@ -226,9 +229,7 @@ async def test_one_request_that_a_service_fails_on_opens_nothing(redis_url: str)
         run_id = await desk.create()
         for _ in range(2):
             await hands.step(run_id, 0)
-            await desk.opened.connection.execute(
-                "HSET", desk.opened.keys.run(run_id), "not_before", 1
-            )
+            await let_pass(desk, run_id)
         assert (await desk.stored(run_id)).result().status is RunStatus.ERROR
         assert not await desk.opened.circuits.read()
 

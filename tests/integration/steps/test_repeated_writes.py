@@ -4,6 +4,7 @@ from typing import Any
 
 from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
+from support.runs.waits import let_pass
 
 from stepfleet.orchestrator import ControlResult, ErrorPolicy, StoredRun
 from stepfleet.orchestrator.protocol.claim import Claim, Refused, Work
@@ -21,11 +22,6 @@ async def let_the_lease_run_out(desk: Bench, run_id: str) -> None:
     keys = desk.opened.keys
     await desk.opened.connection.execute("HSET", keys.run(run_id), "lease", 1)
     await desk.opened.connection.execute("ZADD", keys.due(keys.shard_of(run_id)), 1, run_id)
-
-
-async def let_the_wait_end(desk: Bench, run_id: str) -> None:
-    """Move the time before which the step may not start into the past."""
-    await desk.opened.connection.execute("HSET", desk.opened.keys.run(run_id), "not_before", 0)
 
 
 async def retry(desk: Bench, run: StoredRun) -> ControlResult:
@@ -78,7 +74,7 @@ async def test_a_claim_repeated_behind_its_own_commit_takes_nothing(desk: Bench)
     claim = await desk.claim(run_id, token="same")
     handed_back = failed(claim, transient=True)
     await desk.commit(claim, handed_back)
-    await let_the_wait_end(desk, run_id)
+    await let_pass(desk, run_id)
     late = await desk.steps.claim(Work(run_id, 0), "same")
     assert not isinstance(late, Claim)
     assert late.why is Refused.STALE
@@ -106,7 +102,7 @@ async def test_every_retry_of_a_run_has_its_own_entry_among_the_lost_attempts(
     async with bench(redis_url, agent, grace=GRACE) as desk:
         run_id = await desk.create()
         for step in range(3):
-            await let_the_wait_end(desk, run_id)
+            await let_pass(desk, run_id)
             claim = await desk.claim(run_id, step)
             await desk.commit(claim, failed(claim))
         for _ in range(3):

@@ -6,6 +6,7 @@ from typing import Any
 
 from support.deadlines import until
 from support.runs.stored_runs import Bench, answered, bench, called, failed, plain_agent
+from support.runs.waits import wait_of
 
 from stepfleet.orchestrator import ErrorPolicy, Lifecycle, StopReason
 from stepfleet.orchestrator.protocol.claim import Claim, Refusal, Refused, Work
@@ -217,7 +218,7 @@ async def test_a_transient_failure_waits_outside_the_queue(desk: Bench) -> None:
     assert [lost.kind for lost in result.lost_attempts] == ["deferred"]
     due = await desk.due(run_id)
     assert due is not None
-    assert due == float(header["not_before"])
+    assert due == (await wait_of(desk, run_id))["deadline"]
 
 
 async def test_a_refusal_for_now_costs_time_but_no_attempt(desk: Bench) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from support.runs.packed_records import as_version_1, hidden
 from support.runs.stored_runs import Bench, answered, bench, called, plain_agent
+from support.runs.waits import let_pass
 from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import AsyncFleet
@@ -14,7 +15,6 @@ from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.claim import Claim, Refused, Work
 from stepfleet.orchestrator.protocol.commit_events import events_of
 from stepfleet.orchestrator.protocol.verdict import Facts
-from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.store.compression import LARGEST, packed
 from stepfleet.orchestrator.store.feeds import FeedPosition
 
@@ -138,55 +138,6 @@ async def test_envelopes_are_those_that_were_told_for_readers_and_couriers(desk:
     assert [one for page in pages for one in page.envelopes] == found
 
 
-async def test_scripts_tell_changes_of_status_as_they_told_runs_of_version_1(desk: Bench) -> None:
-    heard = []
-    for version in ("1", str(SCHEMA_VERSION)):
-        run_id = await desk.create()
-        key, execute = desk.opened.keys.run(run_id), desk.opened.connection.execute
-        claim = await desk.claim(run_id)
-        await desk.commit(claim, called(claim))
-        await execute("HSET", key, "v", version)
-        await desk.control.pause(run_id)
-        await desk.control.resume(await desk.stored(run_id))
-        await desk.control.cancel(await desk.stored(run_id), "enough")
-        stream = await execute("XRANGE", f"{key}:events", "-", "+")
-        assert [plainly_told(raw) for _, raw in stream[-3:]] == [version == "1"] * 3
-        events, _ = await desk.runs.events(run_id)
-        text = [{**one, "timestamp": ""} for one in events[-3:]]
-        heard.append(str(sorted(map(sorted_items, text))).replace(run_id, "RUN"))
-    assert heard[0] == heard[1]
-
-
-def plainly_told(raw: Any) -> bool:
-    fields = raw if isinstance(raw, dict) else dict(zip(raw[::2], raw[1::2], strict=True))
-    return str(fields["events"]).startswith("[")
-
-
-def sorted_items(event: dict[str, Any]) -> list[Any]:
-    payload = sorted(event["payload"].items(), key=str)
-    return [event["sequence"], payload, sorted((k, v) for k, v in event.items() if k != "payload")]
-
-
-async def test_a_run_of_version_1_goes_on_and_is_read_as_a_whole(desk: Bench) -> None:
-    """SER-24: its plain records beside packed ones."""
-    run_id = await desk.create()
-    await drive(desk, run_id, 2, ends=False)
-    key, execute = desk.opened.keys.run(run_id), desk.opened.connection.execute
-    before, (told, _) = await desk.stored(run_id), await desk.runs.events(run_id)
-    await as_version_1(desk.opened.connection, key)
-    assert (await desk.stored(run_id)).result() == before.result()
-    assert (await desk.runs.events(run_id))[0] == told
-    await drive(desk, run_id, 4)
-    stored = await desk.stored(run_id)
-    assert stored.header["v"] == str(SCHEMA_VERSION)
-    assert [step.result.step for step in stored.log] == [1, 2, 3, 4]
-    assert all(step.outcome is not None for step in stored.log)
-    assert stored.log[:2] == before.log
-    assert len(stored.state.messages) == 2 + 2 * 3 + 1
-    log = await execute("HGETALL", f"{key}:log")
-    assert [log[str(step)][0] for step in range(4)] == ["{", "{", "a", "a"]
-
-
 async def test_a_bomb_in_a_record_harms_neither_worker_nor_client(
     desk: Bench, redis_url: str
 ) -> None:
@@ -203,8 +154,7 @@ async def test_a_bomb_in_a_record_harms_neither_worker_nor_client(
         async with AsyncFleet(redis_url) as fleet:
             with pytest.raises(SerializationError, match="cannot be read"):
                 await fleet.runs.show(run_id)
-        header = desk.opened.keys.run(run_id)
-        await desk.opened.connection.execute("HSET", header, "not_before", "0")
+        await let_pass(desk, run_id)
     assert (await desk.header(run_id))["token"] == ""
     assert await desk.due(run_id) is not None
 

@@ -7,6 +7,7 @@ from support.runs.opened_runs import opened_run
 from support.runs.packed_records import repacked
 from support.runs.scripted_steps import call, say
 from support.runs.stored_runs import Bench, answered, called
+from support.runs.waits import let_pass, wait_of
 
 from stepfleet.orchestrator import AsyncFleet, tool
 from stepfleet.orchestrator.errors import SerializationError
@@ -122,11 +123,9 @@ async def test_a_newer_run_is_tried_at_growing_intervals_of_a_rollouts_length(de
     waits = []
     for _ in range(6):
         assert (await desk.refused(run_id)).why is Refused.UNREADABLE
-        header = await desk.header(run_id)
-        waits.append(round((int(header["not_before"]) - int(header["updated"])) / 1000))
-        await desk.opened.connection.execute(
-            "HSET", desk.opened.keys.run(run_id), "not_before", "0"
-        )
+        wait = await wait_of(desk, run_id)
+        waits.append(round((wait["deadline"] - wait["since"]) / 1000))
+        await let_pass(desk, run_id)
     assert waits == [60, 120, 240, 480, 480, 480]
 
 

@@ -7,6 +7,7 @@ from support.runs.heavy_calls import HEAVY, ONE, journal, look, measure, message
 from support.runs.opened_runs import Opened
 from support.runs.scripted_steps import Hands, Script, call, requests, say
 from support.runs.stored_runs import bench
+from support.runs.waits import awaited, let_pass, wait_of
 
 from stepfleet.orchestrator import Agent, StateUpdate, StopReason, current_invocation, tool
 from stepfleet.orchestrator.protocol.claim import Refused
@@ -24,7 +25,8 @@ async def test_a_step_parks_without_a_lease_and_its_call_waits_in_the_tools_queu
         assert report.verdict.move is Move.WAIT
         assert len(hands.leases) == 0
         header = await desk.header(run_id)
-        assert (header["token"], header["waiting"]) == ("", "0 0:gpu:render")
+        assert header["token"] == ""
+        assert await awaited(desk, run_id) == ["0:gpu:render"]
         stored = await desk.stored(run_id)
         assert (stored.step, stored.state.step_count) == (0, 0)
         assert await messages(desk) == [[run_id, 0, 0]]
@@ -89,10 +91,10 @@ async def test_calls_at_once_run_light_ones_first_and_wait_for_all_heavy_ones_to
         run_id,
     ):
         await hands.step(run_id, 0)
-        assert (await desk.header(run_id))["waiting"] == "0 0:gpu:render 2:gpu:measure"
+        assert await awaited(desk, run_id) == ["0:gpu:render", "2:gpu:measure"]
         assert "r:1" in await journal(desk, run_id)
         assert (await hands.call(run_id, 0, 2)).applied
-        assert (await desk.header(run_id))["waiting"] == "0 0:gpu:render"
+        assert await awaited(desk, run_id) == ["0:gpu:render"]
         assert (await desk.refused(run_id)).why is Refused.EARLY
         assert (await hands.call(run_id, 0, 0)).applied
         await hands.finish(run_id)
@@ -138,11 +140,12 @@ async def test_a_wait_ends_with_the_runs_time_limit_and_the_call_is_answered(
     async with opened(*ONE, tools=(render,), time_limit=60) as (desk, hands, run_id):
         await hands.step(run_id, 0)
         header, key = await desk.header(run_id), desk.opened.keys.run(run_id)
-        waits = int(header["not_before"]) - int(header["execution_started"])
+        deadline = (await wait_of(desk, run_id))["deadline"]
+        waits = deadline - int(header["execution_started"])
         assert 59_999 <= waits < 120_000  # the time that the park itself took is added
         assert (await desk.refused(run_id)).why is Refused.EARLY
-        for name in ("execution_started", "not_before"):  # a minute passes
-            await desk.opened.connection.execute("HINCRBY", key, name, -61_000)
+        await desk.opened.connection.execute("HINCRBY", key, "execution_started", -61_000)
+        await let_pass(desk, run_id, 61_000)  # a minute passes
         assert (await hands.step(run_id, 0)).applied
         result = (await desk.stored(run_id)).result()
     error = result.steps[0].tool_calls[0].error

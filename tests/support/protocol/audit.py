@@ -57,11 +57,14 @@ return { t[1] * 1000 + math.floor(t[2] / 1000), queued, shards, runs, calls }
 SHIFT = """
 for i = 2, #ARGV, 3 do
   local key = ARGV[i]
-  for _, name in ipairs({ 'lease', 'not_before' }) do
-    local at = tonumber(redis.call('HGET', key, name))
-    if at > 0 and at ~= 32503680000000 then
-      redis.call('HINCRBY', key, name, -ARGV[1])
-    end
+  if tonumber(redis.call('HGET', key, 'lease')) > 0 then
+    redis.call('HINCRBY', key, 'lease', -ARGV[1])
+  end
+  local wait = cjson.decode(redis.call('HGET', key, 'wait') or '{}')
+  if wait.since then
+    wait.since = wait.since - ARGV[1]
+    wait.deadline = wait.deadline and wait.deadline - ARGV[1]
+    redis.call('HSET', key, 'wait', cjson.encode(wait))
   end
   for _, name in ipairs({ 'l:0', 'l:1', 'n:0', 'n:1', 't:0', 't:1' }) do
     if redis.call('HEXISTS', key .. ':journal', name) == 1 then
@@ -98,6 +101,17 @@ class Raw:
     def owes(self) -> bool:
         """Whether others are to learn of its end, or of a request to it."""
         return bool(self.header.get("reach") or (self.ended and self.followers))
+
+    @property
+    def wait(self) -> dict[str, Any]:
+        """Why the open step does not go on, or what it waited for before a worker took it."""
+        return dict(orjson.loads(self.header.get("wait", "{}")))
+
+    @property
+    def not_before(self) -> int:
+        """Until when nobody takes the step, or `NEVER`; 0 where it does not wait."""
+        wait = self.wait
+        return wait.get("deadline", NEVER) if wait and not wait.get("over") else 0
 
     def number(self, name: str) -> int:
         return int(self.header.get(name) or 0)
@@ -252,9 +266,12 @@ def call_of(message: str) -> tuple[str, int, int]:
 
 def awaited_in(raw: Raw) -> tuple[int, ...]:
     """Return the calls that the header says the open step waits for."""
-    step, *calls = raw.header.get("waiting", "").split() or [""]
-    here = step == raw.header["step"]
-    return tuple(int(call.partition(":")[0]) for call in calls) if here else ()
+    return tuple(index for index, _, _ in raw.wait.get("calls", ()))
+
+
+def _outage(wait: dict[str, Any]) -> str:
+    out = wait.get("outage")
+    return "" if out is None else "probes" if out.get("probes") else "waits"
 
 
 def _pairs(flat: list[str]) -> dict[str, str]:
@@ -274,7 +291,7 @@ def check_invariants(dump: Dump) -> None:
         unanswered = of_step and "response" not in raw.journal
         assert not unanswered, f"{run_id}: a tool started without a journaled response"
         assert not (raw.header["token"] and not active), f"{run_id}: held though not active"
-        waits = not raw.header["token"] and raw.number("not_before") > 0
+        waits = not raw.header["token"] and raw.not_before > 0
         awaited = awaited_in(raw) if waits else ()
         answered = [index for index in awaited if f"r:{index}" in raw.journal]
         assert not answered, f"{run_id}: waits for calls {answered}, which have results"
@@ -421,8 +438,8 @@ def _check_run(raw: Raw, run: Run, now: int, model_now: int) -> None:
         "ledger": len(raw.lost),
         "journal": raw.journal.keys(),
         "awaited": awaited_in(raw),
-        "outage": raw.header.get("outage", " ").split(" ")[1],
-        "parked": "parked" in raw.header,
+        "outage": _outage(raw.wait),
+        "parked": raw.wait.get("uncounted", False),
         "reach": raw.header.get("reach", ""),
         "returns": raw.header.get("returns") == "1",
     }
@@ -440,12 +457,12 @@ def _check_run(raw: Raw, run: Run, now: int, model_now: int) -> None:
         times.append(("due", raw.due, run.due))
     if run.token:
         times.append(("lease", raw.number("lease"), run.lease))
-    waits = raw.number("not_before") > 0
+    waits = raw.not_before > 0
     assert run.due is None or waits == (run.not_before > 0), f"{run.run_id}: a wait"
     if run.not_before == NEVER:
-        assert raw.number("not_before") == NEVER, f"{run.run_id}: it may begin"
+        assert raw.not_before == NEVER, f"{run.run_id}: it may begin"
     elif run.not_before and run.due is not None:
-        times.append(("not_before", raw.number("not_before"), run.not_before))
+        times.append(("not_before", raw.not_before, run.not_before))
     for index in run.awaited:
         call = run.calls[index]
         times.append((f"look at {index}", float(raw.journal[f"n:{index}"]), call.look))

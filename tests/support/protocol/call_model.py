@@ -93,7 +93,10 @@ class WaitingModel(Model):
         call = run.calls[index]
         if call.owner == token:
             return "taken"
-        if self.is_kept(run):
+        if (is_kept := self.is_kept(run)) or self.fleet_paused:
+            if not (is_kept or call.owner):
+                call.look = self.now
+                self._arm(run)
             return "paused"
         if token in run.committed | run.dead:
             return "stale"

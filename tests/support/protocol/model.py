@@ -236,7 +236,7 @@ class Model:
         if run.not_before > self.now:
             return "early"
         run.seq += run.status == "queued"
-        run.parked = run.parked and not run.not_before
+        run.parked = False
         run.status, run.token, run.lease = "in_progress", token, self.now + LEASE
         run.due, run.dispatches, run.not_before, run.begun = run.lease, 0, 0, True
         return "claimed"
@@ -306,11 +306,11 @@ class Model:
         if decision.outage:
             run.outage, run.parked = "waits", True
             self.out.add(run.run_id)
+        run.not_before = self.now + decision.delay if decision.delay else 0
         is_held = decision.hold and self.newest_request(run.batch) <= decision.hold
         if is_held or self.wanted(run) == "pause":
             self._pause(run)
             return
-        run.not_before = self.now + decision.delay if decision.delay else 0
         run.due = self.now + (decision.delay or GRACE)
         if not decision.delay:
             self.queue.append((run.run_id, run.step))
@@ -377,7 +377,7 @@ class Model:
             return "active"
         run.status, run.seq = "in_progress" if run.begun else "queued", run.seq + 1
         run.due, run.not_before, run.dispatches = self.now + GRACE, 0, 0
-        run.parked = run.parked and not run.begun
+        run.parked = False
         if not run.hinted:
             self.queue.append((run_id, step_seen))
         run.hinted = False

@@ -7,6 +7,7 @@ from typing import Any
 from support.deadlines import until
 from support.runs.scripted_steps import Hands, Script
 from support.runs.stored_runs import Bench, bench
+from support.runs.waits import let_pass
 
 from stepfleet.orchestrator import Agent
 
@@ -29,17 +30,11 @@ async def finish_with_waits(hands: Hands, run_id: str, within: float = 60) -> No
     async def ended() -> bool:
         stored = await hands.desk.stored(run_id)
         if not stored.state.status.is_terminal:
-            await _wait_is_over(hands.desk, run_id)
+            await let_pass(hands.desk, run_id)
             await hands.step(run_id, stored.step)
         return stored.state.status.is_terminal
 
     await until(ended, within=within, what="the end of the run")
-
-
-async def _wait_is_over(desk: Bench, run_id: str) -> None:
-    key, execute = desk.opened.keys.run(run_id), desk.opened.connection.execute
-    if await execute("HGET", key, "not_before"):
-        await execute("HSET", key, "not_before", 1)
 
 
 async def lease_runs_out(desk: Bench, run_id: str) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from stepfleet.orchestrator import AgentConfig, AgentState, ToolCall
 from stepfleet.orchestrator.protocol.attempt import Wait, gave_up, waited_in_vain
-from stepfleet.orchestrator.protocol.waiting import LONGEST_WAIT, awaited, divided, patience
+from stepfleet.orchestrator.protocol.waiting import LONGEST_WAIT, divided, patience
 from stepfleet.orchestrator.records.state import StateInfo
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -76,16 +76,6 @@ def test_a_run_waits_until_its_wall_clock_limit(
     """Workers' time alone sets no end to waiting."""
     config = AgentConfig.model_validate({"name": "a", "model": "openai:x", **limits})
     assert patience(config, state(NOW), NOW + timedelta(seconds=60)) == seconds
-
-
-@pytest.mark.parametrize(
-    ("text", "step", "indexes"),
-    [("", "3", set()), ("3 0:gpu:a 12:cpu:b", "3", {0, 12}), ("3 0:gpu:a", "13", set())],
-)
-def test_what_is_stored_of_a_wait_counts_for_its_own_step(
-    text: str, step: str, indexes: set[int]
-) -> None:
-    assert awaited(text, step) == indexes
 
 
 def test_a_call_without_a_result_is_reported_with_its_reason() -> None:

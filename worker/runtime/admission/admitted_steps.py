@@ -122,7 +122,7 @@ class AdmittedSteps:
         if isinstance(claim, Refusal):
             if grant is not None and grant.step == hint.step and claim.why in _OVER:
                 await gate.call(await self._unused(hint, grant))
-                await self._store.unshelve(hint.run_id)
+                await self._store.look_soon(hint.run_id)
             return claim
         if claim.journal.response is not None:
             return claim
@@ -356,7 +356,7 @@ class AdmittedSteps:
         """Request a grant for a step that nobody holds: it is dispatched with it, now or later."""
         if await self._gate.call(request.operation(op)) == WAITS:
             self._gate.crash("limits-requested")
-            await self._store.shelve(request.hint)
+            await self._store.shelve(request.hint, request.names[0])
 
     def _expected(self, claim: Claim, verdict: Verdict) -> GrantRequest | None:
         """Return the request of the following step, which is expected to take as much as this.

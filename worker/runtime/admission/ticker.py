@@ -1,4 +1,4 @@
-"""Looks after the lines of the fleet's limits: admits as time makes room, finds what was lost.
+"""Looks after the lines of the fleet's limits: admits as time makes room.
 
 Workers take turns by the script's answer: one comes back when somebody can be admitted, the others
 now and then. Without limits a worker looks every two seconds whether there are some.
@@ -19,14 +19,11 @@ from stepfleet.worker.runtime.admission.gate import ERRORS, Gate
 log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 2.0
-SHELF_SECONDS = 60.0
-SHELF_SECONDS_ACTIVE = 5.0
+LINES_SECONDS = 60.0
+LINES_SECONDS_ACTIVE = 5.0
 LEAST_SECONDS, MOST_SECONDS = 0.02, 0.5
 OTHERS_SECONDS = 1.6
 """A worker without the turn comes back later than the one with it may stay away."""
-SHELVED = 40_000_000_000_000
-PAGE = 100
-"""Runs of one shard that one look at the shelf checks."""
 
 
 class Ticker:
@@ -37,21 +34,19 @@ class Ticker:
 
     def __init__(self, opened: Store, gate: Gate, leases: Leases) -> None:
         self._opened = opened
-        self._store = opened.steps
         self._gate = gate
         self._leases = leases
         self._configured = opened.settings.limits
         self._every = opened.settings.lease / RENEWALS_PER_LEASE
         self._renewed_at = time.monotonic()
         self._looked_at = float("-inf")
-        self._offset = 0
         self._swept = self._scanned = "0"
 
     async def prepare(self) -> None:
         """Write the limits of the settings, and read all. Raises `StoreError`."""
         await self._gate.settings.provide(self._configured)
         await self._gate.reload()
-        await self._look_at_shelf()
+        await self._look_after_lines()
 
     async def watch(self) -> None:
         """Tick until cancelled. Errors are logged, and the next turn tries again."""
@@ -77,8 +72,8 @@ class Ticker:
             await self._count_workers()
             if await gate.settings.version() != gate.version:
                 await gate.reload()
-            if time.monotonic() - self._looked_at >= SHELF_SECONDS:
-                await self._look_at_shelf()
+            if time.monotonic() - self._looked_at >= LINES_SECONDS:
+                await self._look_after_lines()
             return
         gate.wakes_at = float("inf")
         await gate.publish_again()
@@ -88,8 +83,8 @@ class Ticker:
         await gate.call(TICK)
         if gate.wiped:
             await self._rebuild()
-        if time.monotonic() - self._looked_at >= SHELF_SECONDS_ACTIVE:
-            await self._look_at_shelf()
+        if time.monotonic() - self._looked_at >= LINES_SECONDS_ACTIVE:
+            await self._look_after_lines()
 
     async def _sleep(self) -> None:
         """Sleep until the next turn: the script says when, if it is this worker's."""
@@ -135,30 +130,16 @@ class Ticker:
         known = await self._opened.connection.execute("HLEN", self._opened.keys.of(keys.WORKERS))
         self._gate.learning.workers = int(known)
 
-    async def _look_at_shelf(self) -> None:
-        """Dispatch runs that were put away and are in no line: the limits' keys were lost."""
-        opened, gate = self._opened, self._gate
+    async def _look_after_lines(self) -> None:
+        """Drop the places of runs that are over, and see whether steps wait without a limit."""
+        gate = self._gate
         self._looked_at = time.monotonic()
         await self._count_workers()
-        due = [opened.keys.due(shard) for shard in range(opened.keys.shards)]
-        pages = await opened.connection.execute_all(
-            *(("ZRANGEBYSCORE", key, SHELVED, "+inf", "LIMIT", self._offset, PAGE) for key in due)
-        )
         if gate.limits:
             self._swept = await gate.settings.sweep(self._swept)
-        self._offset = self._offset + PAGE if any(len(page) == PAGE for page in pages) else 0
         if gate.waiting:  # cancelled runs need no turn
             self._scanned, over = await gate.calls.ended_among_waiting(self._scanned)
             gate.end([refunding(hint) for hint in over])
             if over:
                 self._looked_at = float("-inf")
-        found = [run for page in pages for run in page]
-        lost = await gate.calls.lost_among(found)
-        gate.stranded = bool(found) or await gate.calls.has_grants()
-        if lost:
-            log.warning(
-                "%d runs waited for limits in no line; they are dispatched again", len(lost)
-            )
-            await asyncio.gather(*(self._store.unshelve(run) for run in lost))
-            self._looked_at = float("-inf")
-            self._offset = 0
+        gate.stranded = await gate.calls.is_used()

@@ -1,21 +1,20 @@
--- Puts a run that waits for limits of the fleet out of sight of the search for overdue runs, or back into it.
--- ARGV[2] the step that waits, or '' for whichever, ARGV[3] ms until the run is overdue again, or '' to put it away.
+-- Lets a run wait for a limit of the fleet, or has it looked at soon. ARGV[2] the step that waits, ARGV[3] the limit; or ''
+-- twice, if it waits for one. ARGV[4] ms until the run is looked at.
 -- Returns 1, or 0 where nothing was changed: the run has an owner, has moved on, or a request has not reached it.
--- Runs that were put away have a score beyond every due time. Nothing searches for them: admission dispatches
--- them, and the times in between do not count as time of their executions (see claim.lua). Of a step that its provider
--- has refused again and again they do: whatever the provider answers, `time_limit` ends the run.
+-- Admission dispatches it; rescuers look now and then whether it is in a line still (see rescue.lua). The time in between does
+-- not count as time of its execution. Of a step that its provider has refused again and again it does: whatever the provider
+-- answers, `time_limit` ends the run.
 local REFUSALS = 3
-local now = now_ms()
-if ARGV[3] ~= '' then
-  local score = number(redis.call('ZSCORE', due_key, run_id))
-  if score < SHELVED then return 0 end
-  redis.call('ZADD', due_key, digits(now + number(ARGV[3])), run_id)
-  return 1
-end
-local h = fields_of(run_key, 'status', 'step', 'token', 'want', 'limited')
+local h = fields_of(run_key, 'status', 'step', 'token', 'want', 'limited', 'wait', 'v')
 local is_open = h.status == 'queued' or h.status == 'in_progress'
-if not is_open or h.step ~= ARGV[2] or h.token ~= '' or h.want ~= '' then return 0 end
-redis.call('HSET', run_key, 'not_before', digits(now))
-if number(h.limited) < REFUSALS then redis.call('HSET', run_key, 'parked', digits(now)) end
-redis.call('ZADD', due_key, digits(SHELVED + now), run_id)
+local wait, now = is_open and wait_of(run_key, h.wait, h.v) or nil, now_ms()
+if ARGV[2] == '' then
+  if not is_on(wait) or wait.reason ~= 'limit' then return 0 end
+elseif not is_open or h.step ~= ARGV[2] or h.token ~= '' or h.want ~= '' then
+  return 0
+else
+  set_wait(run_key, { reason = 'limit', key = ARGV[3], since = now, deadline = now, calls = wait and wait.calls,
+    uncounted = number(h.limited) < REFUSALS or nil, outage = wait and wait.outage })
+end
+redis.call('ZADD', due_key, digits(now + number(ARGV[4])), run_id)
 return 1

@@ -27,7 +27,7 @@ local function pause(h, live)
     if h.want == '' then redis.call('HSET', run_key, 'want', 'pause') end
   else
     if h.token ~= '' then vanish(batch, h.token, h.step, h.elapsed) end
-    halt(h.status, batch, now, is_hinted(h.token, h.not_before))
+    halt(h.status, batch, now, is_hinted(h.token, wait_of(run_key, h.wait, h.v)))
   end
   reached = reached + 1
 end
@@ -47,7 +47,7 @@ local act = ({ cancel = cancel, pause = pause, resume = resume })[word]
 for i = 5, #ARGV do
   turn_to(ARGV[i])
   local h = fields_of(run_key, 'status', 'token', 'want', 'lease', 'step', 'elapsed', 'heard', 'batch',
-    'execution_started', 'updated', 'waiting', 'not_before', 'agent')
+    'execution_started', 'updated', 'wait', 'v', 'agent')
   if h.status and not TERMINAL[h.status] and h.heard ~= n then
     redis.call('HSET', run_key, 'heard', n)
     act(h, h.token ~= '' and number(h.lease) > now)

@@ -4,15 +4,18 @@
 local due_key = KEYS[1]
 local shard = string.sub(due_key, 1, -4)
 local t = redis.call('TIME')
-local now = string.format('%d', t[1] * 1000 + math.floor(t[2] / 1000))
+local now = t[1] * 1000 + math.floor(t[2] / 1000)
 local found = redis.call('SPOP', shard .. 'out:' .. ARGV[1], ARGV[2])
 local woke = 0
 for _, run_id in ipairs(found) do
   local run_key = shard .. 'run:' .. run_id
-  local h = fields_of(run_key, 'status', 'token', 'outage')
-  local since, ids = string.match(h.outage or '', '^(%d+) %a+(.*)$')
-  if (h.status == 'queued' or h.status == 'in_progress') and h.token == '' and since and string.find(ids, ARGV[1], 1, true) then
-    redis.call('HSET', run_key, 'not_before', now, 'outage', since .. ' ' .. ARGV[3] .. ids)
+  local h = fields_of(run_key, 'status', 'token', 'wait', 'v')
+  local is_open = (h.status == 'queued' or h.status == 'in_progress') and h.token == ''
+  local wait = is_open and wait_of(run_key, h.wait, h.v) or nil
+  if wait and wait.outage and string.find(table.concat(wait.outage.circuits, ' '), ARGV[1], 1, true) then
+    if wait.over then wait.since, wait.over = now, nil end
+    wait.deadline, wait.outage.probes = now, ARGV[3] == 'probes'
+    set_wait(run_key, wait)
     redis.call('ZADD', due_key, now, run_id)
     woke = woke + 1
   end

@@ -34,8 +34,7 @@ for part, key in ipairs(PARTS) do
   end
 end
 redis.call('HSET', run_key, 'adopted', ARGV[2], 'status', status, 'step', ARGV[4], 'token', '',
-  'last_token', '', 'lease', 0, 'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'want', '',
-  'not_before', 0)
+  'last_token', '', 'lease', 0, 'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'want', '')
 redis.call('HSETNX', run_key, 'created', now)
 redis.call('HSETNX', run_key, 'updated', now)
 redis.call('UNLINK', journal_key, events_key)

@@ -18,7 +18,8 @@ elseif number(h.ahead) > 0 then
   return { 'changed' }
 elseif a.what == 'begin' then
   redis.call('HSET', log_key, 'input:0', a.input)
-  redis.call('HSET', run_key, 'not_before', 0, 'logged', '0 ' .. #a.input, 'updated', digits(now), 'dispatches', 0)
+  end_wait(run_key)
+  redis.call('HSET', run_key, 'logged', '0 ' .. #a.input, 'updated', digits(now), 'dispatches', 0)
   redis.call('HDEL', run_key, 'after', 'ahead')
   redis.call('DEL', journal_key)
   redis.call('ZADD', due_key, digits(now + number(a.grace)), run_id)

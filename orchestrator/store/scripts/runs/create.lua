@@ -19,7 +19,12 @@ local delay = number(ARGV[7])
 redis.call('HSET', run_key, unpack(ARGV, 8))
 redis.call('HSET', run_key, 'status', 'queued', 'step', 0, 'token', '', 'last_token', '', 'lease', 0,
   'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'want', '', 'created', now,
-  'updated', now, 'not_before', a.after and NEVER or delay > 0 and now + delay or 0, 'logged', '0 ' .. #ARGV[3])
+  'updated', now, 'logged', '0 ' .. #ARGV[3])
+if a.after then
+  set_wait(run_key, { reason = 'runs', since = now })
+elseif delay > 0 then
+  set_wait(run_key, { reason = 'delay', since = now, deadline = now + delay })
+end
 redis.call('HSET', log_key, 'input:0', ARGV[3])
 if a.returns == '1' then redis.call('SADD', run_key .. ':returns', a.returns_to) end
 redis.call('ZADD', due_key, now + (delay > 0 and delay or number(ARGV[2])), run_id)

@@ -2,8 +2,7 @@
 -- Returns {'paused'}, {'requested'} (a worker holds it), {'ended', status} or {'unknown'}. A step whose lease has expired
 -- has no owner: the run is paused here.
 -- Invariant: `paused_by` names another run exactly where that one's pause is why this one rests, or will.
-local h = fields_of(run_key, 'status', 'token', 'batch', 'want', 'lease', 'step', 'elapsed',
-  'not_before')
+local h = fields_of(run_key, 'status', 'token', 'batch', 'want', 'lease', 'step', 'elapsed', 'wait', 'v')
 if not h.status then return { 'unknown' } end
 local known = answered(ARGV[2])
 if known then return known end
@@ -20,5 +19,5 @@ if is_held then
   return answer(ARGV[2], 'requested')
 end
 if h.token ~= '' then vanish(h.batch, h.token, h.step, h.elapsed) end
-halt(h.status, h.batch, now, is_hinted(h.token, h.not_before))
+halt(h.status, h.batch, now, is_hinted(h.token, wait_of(run_key, h.wait, h.v)))
 return answer(ARGV[2], 'paused')

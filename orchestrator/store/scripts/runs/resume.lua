@@ -1,7 +1,6 @@
 -- Lets a paused run go on. ARGV[2] grace ms, ARGV[3] message to enqueue or '', ARGV[4] token of the request.
 -- Returns {'resumed', step}, {'active'} (it was not paused), {'ended', status} or {'unknown'}.
-local h = fields_of(run_key, 'status', 'want', 'step', 'batch', 'execution_started', 'updated',
-  'waiting', 'not_before')
+local h = fields_of(run_key, 'status', 'want', 'step', 'batch', 'execution_started', 'updated', 'wait', 'v')
 if not h.status then return { 'unknown' } end
 local known = answered(ARGV[4])
 if known then return known end

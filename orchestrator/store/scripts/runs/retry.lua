@@ -80,10 +80,11 @@ for i = 2, #ARGV, 2 do
 end
 redis.call('HSET', run_key, 'status', 'in_progress', 'step', step, 'slim', a.slim, 'overrides', a.overrides,
   'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'token', '', 'want', '',
-  'stop_reason', '', 'error', '', 'outcome', '', 'not_before', 0, 'waiting', '', 'updated', now)
-if waits then redis.call('HSET', run_key, 'not_before', NEVER) end
-redis.call('HDEL', run_key, 'ended', 'execution_started', 'since', 'losses', 'unpaid', 'trial', 'logged', 'trimming', 'outage',
-  'parked', 'reach', 'orphans', 'hinted')
+  'stop_reason', '', 'error', '', 'outcome', '', 'updated', now)
+end_wait(run_key)
+if waits then set_wait(run_key, { reason = 'runs', since = now }) end
+redis.call('HDEL', run_key, 'ended', 'execution_started', 'since', 'losses', 'unpaid', 'trial', 'logged', 'trimming', 'reach',
+  'orphans', 'hinted')
 if a.since and a.since ~= '' then redis.call('HSET', run_key, 'since', a.since) end
 redis.call('ZADD', due_key, now + number(a.grace), run_id)
 local feed = feeds()

@@ -34,9 +34,6 @@ local function number(text)
   return math.max(-LARGEST, math.min(LARGEST, value))
 end
 
--- The `not_before` of a run that waits for the ends of other runs: see begin.lua.
-local NEVER = 32503680000000
-
 -- A number that a script writes goes through the conversion of doubles, with 17 digits: that is slow,
 -- so what is written at every step is text.
 local function digits(whole) return string.format('%d', whole) end
@@ -212,7 +209,7 @@ end
 local function feeds() return redis.call('EXISTS', shard .. 'feed:on') == 1 and '1' or '0' end
 
 -- Emits a change of status that no caller emits. Readers take its time from the stream's entry, and
--- make the envelope from the list (see records/events.py); those of version 1 read envelopes only.
+-- make the envelope from the list (see records/events.py).
 -- A large state is not parsed, which would delay all others: then the last answer is left out.
 local LARGE_STATE = 65536
 local function parsed_state(slim)
@@ -225,21 +222,13 @@ local function parsed_state(slim)
 end
 
 local function emit_status(from, to)
-  local h = fields_of(run_key, 'slim', 'feed', 'v')
+  local h = fields_of(run_key, 'slim', 'feed')
   local state = parsed_state(h.slim)
-  local execution = state.info and state.info.execution_id or run_id .. ':1'
-  if number(h.v) > 1 then
-    if execution == run_id .. ':1' then execution = cjson.null end
-    local fields = { to, from, state.step_count or 0, state.last_output or cjson.null, execution,
-      state.parent_agent_id or cjson.null }
-    return emit('s' .. cjson.encode(fields), 1, h.feed)
-  end
-  local payload = { status = to, previous_status = from, step_count = state.step_count or 0,
-    error_message = cjson.null, last_response = state.last_output or cjson.null }
-  local event = { type = 'agent.status', session_id = run_id, payload = payload,
-    execution_id = execution,
-    parent_agent_id = state.parent_agent_id }
-  emit('[' .. cjson.encode(event) .. ']', 1, h.feed)
+  local execution = state.info and state.info.execution_id
+  if execution == run_id .. ':1' then execution = nil end
+  local fields = { to, from, state.step_count or 0, state.last_output or cjson.null, execution or cjson.null,
+    state.parent_agent_id or cjson.null }
+  emit('s' .. cjson.encode(fields), 1, h.feed)
 end
 
 local LONGEST_LIFE = 3153600000
@@ -263,11 +252,21 @@ local function owe(known, now, seconds)
   if seconds then redis.call('EXPIRE', run_key .. ':returns', lifetime(seconds)) end
 end
 
+local function own_wait()
+  local h = fields_of(run_key, 'wait', 'v')
+  return wait_of(run_key, h.wait, h.v)
+end
+
+local function waits_for_runs(wait)
+  for _, call in ipairs(wait and wait.calls or {}) do
+    if call[2] == '@run' then return true end
+  end
+end
+
 -- A request to a run that waits for runs of its own is to reach these: a worker passes it on (see settled.lua).
 local function reach(word, now)
-  local h = fields_of(run_key, 'waiting', 'step')
-  local waits = h.waiting and string.match(h.waiting, '^(%d+) ') == h.step
-  if not waits or not string.find(h.waiting, ':@run:', 1, true) then return end
+  local wait = own_wait()
+  if not waits_for_runs(wait) then return end
   redis.call('HSET', run_key, 'reach', word, 'dispatches', '0')
   redis.call('ZADD', due_key, digits(now), run_id)
   return true
@@ -362,11 +361,8 @@ local function vanish(batch, owner, step, elapsed)
 end
 
 -- Whether the message of a run's open step still lies in the queue, as far as can be told: nobody has taken the step,
--- and it is neither delayed nor put away for limits (see shelve.lua). Where that message was lost, the rescuer sends another.
-local SHELVED = 40000000000000
-local function is_hinted(owner, not_before)
-  return owner == '' and number(not_before) == 0 and number(redis.call('ZSCORE', due_key, run_id)) < SHELVED
-end
+-- and it waits for nothing else. Where that message was lost, the rescuer sends another.
+local function is_hinted(owner, wait) return owner == '' and not is_on(wait) end
 
 -- Pauses a run that has no owner. `hinted` is noted for the resume, which then need not send a second message; a claim that
 -- finds the run paused has used it up.
@@ -380,35 +376,27 @@ local function halt(from, batch, now, hinted)
   reach('pause', now)
 end
 
--- Lets the run wait for services that are out: in the set of each of their circuits, from which it is woken.
-local function wait_for(outage, now)
-  redis.call('HSET', run_key, 'outage', outage, 'parked', digits(now))
-  for id in string.gmatch(string.match(outage, ' waits(.*)$') or '', '%x+') do
-    redis.call('SADD', shard .. 'out:' .. id, run_id)
-    redis.call('EXPIRE', shard .. 'out:' .. id, 604800)
-  end
-end
-
 -- The runs that the open step waits for, '<till> <run> ...'; '' for none. Those that have answered are not among them. Until
 -- that time (ms) a worker may be starting one of them.
-local function runs_waited_for(waiting, step)
+local function runs_waited_for(wait)
   local found, till = {}, 0
-  for index in string.gmatch(string.match(waiting or '', '^' .. step .. '( .*)$') or '', ' (%d+):@run:') do
-    local key, owner, lease = unpack(redis.call('HMGET', journal_key, 'k:' .. index, 'o:' .. index, 'l:' .. index))
-    if key then found[#found + 1] = key end
-    if owner and owner ~= '' then till = math.max(till, number(lease)) end
+  for _, call in ipairs(wait and wait.calls or {}) do
+    if call[2] == '@run' then
+      local index = call[1]
+      local key, owner, lease = unpack(redis.call('HMGET', journal_key, 'k:' .. index, 'o:' .. index, 'l:' .. index))
+      if key then found[#found + 1] = key end
+      if owner and owner ~= '' then till = math.max(till, number(lease)) end
+    end
   end
   return #found > 0 and digits(till) .. ' ' .. table.concat(found, ' ') or ''
 end
 
 -- Nobody is to decide any more about calls that the step waited for.
-local function drop_asks(waiting, step)
-  local at, calls = string.match(waiting or '', '^(%d+)( .*)$')
-  if at ~= tostring(step) then return end
-  for index, place in string.gmatch(calls, ' (%d+):(@?[^:]*)') do
-    if place == '@approval' or place == '@person' then
-      redis.call('ZREM', shard .. 'asks', step .. ' ' .. index .. ' ' .. run_id)
-    end
+local ASKS = { ['@approval'] = true, ['@person'] = true }
+local function ask_of(step, index) return step .. ' ' .. index .. ' ' .. run_id end
+local function drop_asks(wait, step)
+  for _, call in ipairs(wait and wait.calls or {}) do
+    if ASKS[call[2]] then redis.call('ZREM', shard .. 'asks', ask_of(step, call[1])) end
   end
 end
 
@@ -425,7 +413,7 @@ local function abandon(from, batch, step, owner, a, now)
   emit_status(from, a.status)
   finish(from, batch, a, now)
   reach('cancel', now)
-  drop_asks(redis.call('HGET', run_key, 'waiting'), step)
+  drop_asks(own_wait(), step)
   return paid and 'waiting' or ''
 end
 
@@ -506,45 +494,39 @@ end
 -- for tool calls, which are dispatched again by the rescuer. The time in between does not count as time of the execution.
 -- `h`: fields of the header.
 local function go_again(h, grace, now)
-  local to = h.execution_started and 'in_progress' or 'queued'
+  local to, wait = h.execution_started and 'in_progress' or 'queued', wait_of(run_key, h.wait, h.v)
+  local paused = now - number(h.updated)
   if h.execution_started then
-    local since = redis.call('HGET', run_key, 'parked') or h.updated
-    redis.call('HSET', run_key, 'execution_started', digits(number(h.execution_started) + now - number(since)))
-    redis.call('HDEL', run_key, 'parked')
+    local since = is_on(wait) and wait.uncounted and wait.since or number(h.updated)
+    redis.call('HSET', run_key, 'execution_started', digits(number(h.execution_started) + now - since))
   end
-  local waits = h.waiting and string.match(h.waiting, '^(%d+) ') == h.step and number(h.not_before) > 0
-  local patience = waits and number(h.not_before) + now - number(h.updated) or 0
-  if number(h.not_before) == NEVER then patience = NEVER end
-  local calls, times = {}, {}
-  for index, place in string.gmatch(waits and h.waiting or '', ' (%d+):(%S+)') do
-    local till = number(redis.call('HGET', journal_key, 't:' .. index))
-    local later = digits(till + now - number(h.updated))
-    if till > 0 then redis.call('HSET', journal_key, 't:' .. index, later) end
-    if till > 0 and (string.find(place, '^@approval:') or string.find(place, '^@person:')) then
-      redis.call('HSET', journal_key, 'n:' .. index, later)
-    elseif string.find(place, '^@run:') then
-      -- Also one that is looked after at this moment: by somebody who does not know of the resume.
-      redis.call('HSET', journal_key, 'n:' .. index, digits(now))
-    else
-      calls[#calls + 1] = 'o:' .. index
+  local calls = is_on(wait) and wait.calls or {}
+  for _, call in ipairs(calls) do
+    local index = call[1]
+    local owner, till = unpack(redis.call('HMGET', journal_key, 'o:' .. index, 't:' .. index))
+    if till then
+      till = number(till) + paused
+      redis.call('HSET', journal_key, 't:' .. index, digits(till))
     end
+    -- A run may be looked after at this moment by somebody who does not know of the resume.
+    local is_free = call[2] == '@run' or not owner or owner == ''
+    local look = ASKS[call[2]] and till or is_free and now
+    if look then redis.call('HSET', journal_key, 'n:' .. index, digits(look)) end
   end
-  for i, owner in ipairs(#calls > 0 and redis.call('HMGET', journal_key, unpack(calls)) or {}) do
-    if not owner or owner == '' then
-      times[#times + 1] = 'n' .. string.sub(calls[i], 2)
-      times[#times + 1] = digits(now)
-    end
+  if #calls > 0 then
+    wait.deadline = wait.deadline + paused
+    set_wait(run_key, wait)
+  elseif is_on(wait) and wait.reason ~= 'runs' then
+    leave_wait(run_key, wait)
   end
-  if #times > 0 then redis.call('HSET', journal_key, unpack(times)) end
-  redis.call('HSET', run_key, 'status', to, 'updated', now, 'not_before', patience, 'dispatches', 0)
-  redis.call('HDEL', run_key, 'reach')
-  redis.call('HDEL', run_key, 'paused_by')
+  redis.call('HSET', run_key, 'status', to, 'updated', now, 'dispatches', 0)
+  redis.call('HDEL', run_key, 'reach', 'paused_by')
   local hinted = redis.call('HDEL', run_key, 'hinted') == 1
-  redis.call('ZADD', due_key, waits and now or now + number(grace), run_id)
+  redis.call('ZADD', due_key, #calls > 0 and now or now + number(grace), run_id)
   relist('paused', to)
   move(h.batch, 'paused', to)
   emit_status('paused', to)
-  return waits or hinted
+  return #calls > 0 or hinted
 end
 
 local function push(message)

@@ -26,10 +26,10 @@ local function read_log(step, since, logged)
   return log, on
 end
 
-local status, at, owner, lease, want, batch, began, elapsed, not_before, last_token, since, reached, logged, created,
+local status, at, owner, lease, want, batch, began, elapsed, waits, version, last_token, since, reached, logged, created,
   returns, reach = unpack(redis.call('HMGET', run_key, 'status', 'step', 'token', 'lease', 'want', 'batch', 'leased_at',
-    'elapsed', 'not_before', 'last_token', 'since', 'heard', 'logged', 'created', 'returns', 'reach'))
-local step = number(at)
+    'elapsed', 'wait', 'v', 'last_token', 'since', 'heard', 'logged', 'created', 'returns', 'reach'))
+local step, AN_HOUR = number(at), 3600000
 if not status then return { 'unknown' } end
 local owed = (returns == '1' or reach) and 'owed' or ''
 if TERMINAL[status] then return { 'ended', status, owed } end
@@ -65,18 +65,20 @@ if owner ~= ARGV[3] then
     halt(status, batch, now)
     return { 'paused' }
   end
-  if number(not_before) == NEVER then return { 'early', NEVER - now, 'owed' } end
-  if number(not_before) > now then return { 'early', number(not_before) - now } end
-  -- The wait for a service that was out does not count as time of the execution.
-  local waited = number(not_before) > 0 and redis.call('HMGET', run_key, 'parked', 'execution_started')
-  if waited and waited[1] then
-    redis.call('HSET', run_key, 'execution_started', digits(number(waited[2]) + now - number(waited[1])))
-    redis.call('HDEL', run_key, 'parked')
+  local wait = wait_of(run_key, waits, version)
+  if is_on(wait) then
+    if wait.reason == 'runs' then return { 'early', AN_HOUR, 'owed' } end
+    if wait.deadline > now then return { 'early', wait.deadline - now } end
+    local execution = wait.uncounted and redis.call('HGET', run_key, 'execution_started')
+    if execution then redis.call('HSET', run_key, 'execution_started', digits(number(execution) + now - wait.since)) end
+    leave_wait(run_key, wait)
+  elseif wait and not waits then
+    set_wait(run_key, wait) -- of a worker of the version before, which was lost
   end
   local till = digits(now + number(ARGV[4]))
   began = digits(now)
   redis.call('HSET', run_key, 'status', 'in_progress', 'token', ARGV[3], 'lease', till, 'leased_at', began,
-    'elapsed', '0', 'dispatches', '0', 'not_before', '0', 'worker', ARGV[5])
+    'elapsed', '0', 'dispatches', '0', 'worker', ARGV[5])
   if ARGV[6] == '1' then redis.call('HSET', run_key, 'uncalled', ARGV[3]) end
   redis.call('HSETNX', run_key, 'execution_started', began)
   redis.call('ZADD', due_key, till, run_id)

@@ -16,7 +16,7 @@
 --               an answer
 --   status, stop_reason, error, retention (s): of an end state
 --   agent, config, overrides, model  of the agent that goes on with the run, if that is another one
---   outage      '<since ms> waits <circuit> ...' of a step that waits for services that are out
+--   outage      {since (ms), circuits} (JSON) of a step that waits for services that are out
 --   hold        number of the request that holds the run's batch: the run is paused, unless there is a newer one
 -- Returns {'committed', status, step, 'owed' if it owes its end to others (see settled.lua), 'last' if no other run of its
 --   batch is open on this shard} | {'mine', status, step}: it was applied, its reply was lost
@@ -85,9 +85,25 @@ local function compact()
   redis.call('RENAME', spare, run_key)
 end
 
-local status, at, token, last_token, want, batch, feed, reached, logged, outage, created, returns, waiting = unpack(
-  redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard', 'logged', 'outage',
-    'created', 'returns', 'waiting'))
+-- What the run waits for after this commit, if anything. While its step is open its calls stay known; so does an outage, until
+-- a model has answered.
+local function follow(wait, a, now)
+  local delay = number(a.delay)
+  local calls = a.log == '' and wait and wait.calls or nil
+  local outage = a.outage and cjson.decode(a.outage) or a.verdict == 'release' and wait and wait.outage or nil
+  if delay > 0 or calls or outage then
+    local reason = a.outage and 'service' or delay > 0 and 'delay' or wait.reason
+    local following = { reason = reason, since = now, deadline = now + delay, uncounted = a.outage and true or nil,
+      calls = calls, outage = outage, over = delay == 0 or nil }
+    set_wait(run_key, following)
+    return following
+  end
+  if wait then end_wait(run_key) end
+end
+
+local status, at, token, last_token, want, batch, feed, reached, logged, created, returns, waits, version = unpack(
+  redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard', 'logged', 'created',
+    'returns', 'wait', 'v'))
 local step = number(at)
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
@@ -105,14 +121,14 @@ end
 local word, heard = flag_of(batch, reached)
 want = wanted(want, word)
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
-local now = now_ms()
+local now, wait = now_ms(), wait_of(run_key, waits, version)
 if a.lost ~= '' then note_lost(batch, ARGV[3], a.lost) end
 note_failed(note_lost, batch, ARGV[3], a.failed)
 if a.guess then estimate(batch, a.guess) end
 if a.ledger then enter(shard .. 'costs', a.ledger, number(a.kept)) end
 local orphans = ''
 if a.log ~= '' then
-  orphans = a.verdict == 'finish' and runs_waited_for(waiting, at) or ''
+  orphans = a.verdict == 'finish' and runs_waited_for(wait) or ''
   redis.call('HSET', log_key, at, a.log, by, at)
   redis.call('HSET', outcomes_key, at, a.outcome)
   redis.call('DEL', journal_key)
@@ -141,9 +157,9 @@ if a.since then
   end
   redis.call('HSET', run_key, 'since', a.since)
 end
-if a.log ~= '' or a.verdict == 'finish' then drop_asks(waiting, at) end
+if a.log ~= '' or a.verdict == 'finish' then drop_asks(wait, at) end
 emit(a.events, a.event_count, feed)
-if outage and not a.outage and a.verdict ~= 'release' then redis.call('HDEL', run_key, 'outage', 'parked') end
+wait = follow(wait, a, now)
 if a.verdict == 'finish' then
   local price = a.log == '' and redis.call('HGET', journal_key, 'price')
   if price then note_lost(batch, 'paid', price) end
@@ -162,7 +178,10 @@ if a.verdict == 'finish' then
 end
 if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end
 if a.limited == '1' then redis.call('HINCRBY', run_key, 'limited', 1) end
-if a.outage then wait_for(a.outage, now) end
+for _, id in ipairs(a.outage and wait.outage.circuits or {}) do
+  redis.call('SADD', shard .. 'out:' .. id, run_id)
+  redis.call('EXPIRE', shard .. 'out:' .. id, 604800)
+end
 if a.hold and newest_request(batch) <= number(a.hold) then want = 'pause' end
 if want == 'pause' then
   if heard then redis.call('HSET', run_key, 'heard', heard) end
@@ -170,7 +189,6 @@ if want == 'pause' then
   return { 'committed', 'paused', step }
 end
 local delay = number(a.delay)
-redis.call('HSET', run_key, 'not_before', delay > 0 and digits(now + delay) or '0')
 redis.call('ZADD', due_key, digits(now + (delay > 0 and delay or number(a.grace))), run_id)
 if delay == 0 then push(a.message) end
 return { 'committed', status, step }

@@ -6,7 +6,7 @@
 -- Invariants: an owner's loss is counted once; its token neither claims the step again, nor is a commit of it taken for
 -- one that was applied.
 local index, how = ARGV[4], ARGV[5]
-local h = fields_of(run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'losses',
+local h = fields_of(run_key, 'status', 'step', 'token', 'wait', 'v', 'batch', 'losses',
   'elapsed', 'worker', 'uncalled')
 if not h.status or TERMINAL[h.status] or h.step ~= ARGV[2] then return 0 end
 local key, field, crashes = run_key, 'losses', 'crashes'
@@ -35,7 +35,7 @@ if index ~= '' then
   redis.call('HSET', journal_key, 'o:' .. index, '', 'n:' .. index, now)
   -- So that nobody takes the call under this token again; of a delivery it tells the step.
   redis.call('HSET', log_key, 'by:' .. token, '-1')
-  rearm(h, index)
+  rearm(h, wait_of(run_key, h.wait, h.v), index)
   return 1
 end
 redis.call('HSET', run_key, 'token', '', 'last_token', 'died:' .. token, 'dispatches', '0', 'updated', digits(now))

@@ -4,7 +4,7 @@
 -- reply was lost, or {'lost', status}: the run has ended or gone on, or another worker owns the
 -- call; then nothing is written but the ledger. The last result makes the run due, and pushes its
 -- step, in here.
-local h = fields_of(run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before')
+local h = fields_of(run_key, 'status', 'step', 'token', 'wait', 'v', 'batch')
 local status, index = h.status, ARGV[3]
 local a = named(5)
 if not status then return { 'lost', 'unknown' } end
@@ -12,9 +12,10 @@ local by = 'by:' .. ARGV[4]
 local delivered = redis.call('HGET', log_key, by)
 if delivered and delivered ~= '-1' then return { 'mine' } end
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'r:' .. index)
-local calls = waits_of(h.waiting, h.step)
+local wait = wait_of(run_key, h.wait, h.v)
+local is_awaited = call_of(wait, index) ~= nil
 -- A worker took the step when the run's patience had ended: it answers this call by itself.
-local answered = h.token ~= '' and has_call(calls, index)
+local answered = h.token ~= '' and is_awaited
 if TERMINAL[status] or h.step ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] or answered then
   take_back(journal_key, 'x:' .. index, 'c:' .. index, h.step, ARGV[4])
   note_late(h.batch, ARGV[4], a.lost)
@@ -24,9 +25,8 @@ redis.call('HSET', journal_key, 'r:' .. index, a.record)
 redis.call('HINCRBY', journal_key, 'spent', digits(number(a.spent)))
 redis.call('HSET', log_key, by, ARGV[2])
 -- A run that was retried, or has lost its patience, does not wait now: its step finds the result.
-if h.token ~= '' or number(h.not_before) == 0 or not has_call(calls, index) then
-  local others = 0
-  for _, call in ipairs(calls) do others = others + (call[1] == index and 0 or 1) end
-  return { 'delivered', others, status }
+if h.token ~= '' or not is_on(wait) or not is_awaited then
+  local calls = wait and wait.calls and #wait.calls or 0
+  return { 'delivered', calls - (is_awaited and 1 or 0), status }
 end
-return arrived(h, index, a.grace, a.message)
+return arrived(h, wait, index, a.grace, a.message)

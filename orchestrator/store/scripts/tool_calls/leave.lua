@@ -1,7 +1,7 @@
 -- Gives a tool call back, for another worker. ARGV[2] step, ARGV[3] index, ARGV[4] token, ARGV[5] ms
 -- until it is dispatched again, ARGV[6] '1' if it was not started after all, ARGV[7] ledger entry or
 -- ''. Returns {'left'} or {'lost'}. No crash is counted.
-local h = fields_of(run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before')
+local h = fields_of(run_key, 'status', 'step', 'token', 'wait', 'v', 'batch')
 local index = ARGV[3]
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'r:' .. index)
 if not h.status or TERMINAL[h.status] or h.step ~= ARGV[2] or j[1] ~= ARGV[4] or j[2] then return { 'lost' } end
@@ -16,5 +16,5 @@ if ARGV[6] == '1' and redis.call('HINCRBY', journal_key, 's:' .. index, -1) <= 0
   redis.call('HDEL', journal_key, 's:' .. index)
 end
 if ARGV[7] ~= '' then note_lost(h.batch, ARGV[4], ARGV[7]) end
-rearm(h, index)
+rearm(h, wait_of(run_key, h.wait, h.v), index)
 return { 'left' }

@@ -1,5 +1,5 @@
 -- Lets a step wait, without a slot, for tool calls that are tasks of their own. ARGV[2] step,
--- ARGV[3] token, ARGV[4] number of calls, then index, queue:tool, message, key, ms of each; after them name,
+-- ARGV[3] token, ARGV[4] number of calls, then index, queue, tool, message, key, ms of each; after them name,
 -- value pairs: want (the request that the worker knew), patience, grace (ms), began (ms), spent (ms
 -- of this part of the step), paid, dropped, failed (ledger entries), events, event_count.
 -- KEYS[3..] the calls' broker lists, in their order (only where store and broker are one Redis).
@@ -7,11 +7,10 @@
 -- must name its key. ms is its time limit, or ''; the rescuer looks at other calls after the grace time.
 -- Returns what a commit returns. The calls' tasks are pushed here; nothing is written to the log.
 -- Invariants: nobody claims the step before the last result or the end of the run's patience.
-local h = fields_of(run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard',
-  'outage')
+local h = fields_of(run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard')
 local status, step, want, batch = h.status, number(h.step), h.want, h.batch
 local n = number(ARGV[4])
-local a = named(5 + 5 * n)
+local a = named(5 + 6 * n)
 if not status then return { 'lost', 'unknown' } end
 local by = 'by:' .. ARGV[3]
 if h.last_token == ARGV[3] then return { 'mine', status, step } end
@@ -33,12 +32,12 @@ end
 local now = now_ms()
 local patience, calls, messages = now + number(a.patience), {}, {}
 for i = 0, n - 1 do
-  local index, place, message, key, ms = unpack(ARGV, 5 + 5 * i, 9 + 5 * i)
+  local index, queue, tool, message, key, ms = unpack(ARGV, 5 + 6 * i, 10 + 6 * i)
   -- A call may have been delivered, or taken, since the wait before this one.
   if redis.call('HEXISTS', journal_key, 'r:' .. index) == 0 then
-    calls[#calls + 1] = { index, place }
+    calls[#calls + 1] = { tonumber(index), queue, tool }
     if key ~= '' then
-      await(index, place, key, now, ms ~= '' and now + number(ms) or patience, now + number(a.grace))
+      await(index, queue, key, now, ms ~= '' and now + number(ms) or patience, now + number(a.grace))
       messages[#messages + 1] = { KEYS[3 + i], message }
     elseif number(redis.call('HGET', journal_key, 'n:' .. index)) <= now then
       -- It may have waited for an approval before.
@@ -52,17 +51,16 @@ redis.call('HSET', log_key, by, step)
 redis.call('HSETNX', journal_key, 'began', a.began)
 redis.call('HINCRBY', journal_key, 'spent', digits(number(a.spent)))
 redis.call('HSET', journal_key, 'paid', a.paid)
-redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0, 'updated', now,
-  'waiting', waiting_text(step, calls), 'not_before', #calls > 0 and patience or 0)
--- The service has answered: the end of its circuit must not wake a step that waits for tools.
-if h.outage then redis.call('HDEL', run_key, 'outage', 'parked') end
+redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', 0, 'updated', now)
+local wait = { reason = 'calls', since = now, deadline = patience, calls = calls }
+if #calls > 0 then set_wait(run_key, wait) else end_wait(run_key) end
 emit(a.events, a.event_count, h.feed)
 if want == 'pause' then
   if heard then redis.call('HSET', run_key, 'heard', heard) end
   halt(status, batch, now)
   return { 'committed', 'paused', step }
 end
-arm(calls, #calls > 0 and patience or now)
+if #calls > 0 then arm(wait) else redis.call('ZADD', due_key, now, run_id) end
 for _, message in ipairs(messages) do
   if message[2] ~= '' then redis.call('LPUSH', message[1], message[2]) end
 end

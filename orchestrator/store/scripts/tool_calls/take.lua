@@ -4,7 +4,7 @@
 -- {why not, ...}: unknown | ended | paused | stale | ahead | leased, ms left
 -- Invariants: a call has one owner at most, and only until its lease runs out; none starts without
 -- a journaled response.
-local h = fields_of(run_key, 'status', 'step', 'token', 'waiting', 'batch', 'not_before', 'heard')
+local h = fields_of(run_key, 'status', 'step', 'token', 'wait', 'v', 'batch', 'heard')
 local status, step, index = h.status, number(h.step), ARGV[3]
 if not status then return { 'unknown' } end
 if TERMINAL[status] then return { 'ended', status } end
@@ -14,9 +14,12 @@ if wanted_step < step then return { 'stale', step } end
 if wanted_step > step then return { 'ahead', step } end
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'l:' .. index, 'e:' .. index, 'r:' .. index,
   'response', 'x:' .. index, 'y:' .. index)
-local calls = waits_of(h.waiting, h.step)
+local wait = wait_of(run_key, h.wait, h.v)
 -- The step may have been claimed again, to answer the call without its result.
-if h.token ~= '' or number(h.not_before) == 0 or j[4] or not j[5] or not has_call(calls, index) then return { 'stale', step } end
+local is_awaited = h.token == '' and is_on(wait) and j[5] and call_of(wait, index)
+-- A worker of the version before has delivered it, and does not know of such waits.
+if is_awaited and j[4] then arrived(h, wait, index, 0, '') end
+if not is_awaited or j[4] then return { 'stale', step } end
 local now, found = now_ms(), ''
 if j[1] ~= ARGV[4] then
   local word = flag_of(h.batch, h.heard)
@@ -25,7 +28,7 @@ if j[1] ~= ARGV[4] then
     -- Its message is gone: it is dispatched again as soon as the fleet goes on.
     if not j[1] or j[1] == '' then
       redis.call('HSET', journal_key, 'n:' .. index, digits(now))
-      arm(calls, number(h.not_before))
+      arm(wait)
     end
     return { 'paused' }
   end
@@ -45,7 +48,7 @@ if j[1] ~= ARGV[4] then
     'w:' .. index, ARGV[6] or '')
   redis.call('HINCRBY', journal_key, 's:' .. index, 1)
   redis.call('HSET', run_key, 'dispatches', 0)
-  arm(calls, number(h.not_before))
+  arm(wait)
 end
 return { 'taken', now, redis.call('HGETALL', run_key), j[5], redis.call('HGET', journal_key, 's:' .. index),
   number(redis.call('HGET', journal_key, 'c:' .. index)), redis.call('HGET', journal_key, 'x:' .. index) or '',
