@@ -20,8 +20,11 @@ def commands_of(module: str) -> dict[str, Any]:
     """Return functions and `Typer`s of a module of this folder by name, without importing it.
 
     A function has its signature and docstring; a call imports the module and calls its function.
+    Where an installation has no sources, the module itself is imported.
     """
     path = Path(__file__).with_name(f"{module}.py")
+    if not path.is_file():
+        return vars(import_module(f"{__package__}.{module}"))
     known: dict[str, Any] = {"import_module": import_module}
     for node in ast.parse(path.read_bytes()).body:
         if isinstance(node, ast.FunctionDef):

@@ -1,6 +1,7 @@
 """The Lua scripts, bound to Python in one place."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,65 +17,10 @@ from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.store.codec import check_version
 from stepfleet.orchestrator.store.keys import Keys
 
-STANDALONE = frozenset(
-    {
-        *(
-            "aside",
-            "ask",
-            "cache",
-            "circuit",
-            "costs",
-            "costs_of",
-            "courier",
-            "expire",
-            "feed",
-            "flag",
-            "hold",
-        ),
-        *(
-            "list",
-            "replace",
-            "rescue",
-            "swept",
-            "tidy",
-            "schedule",
-            "add_schedule",
-            "remove_schedule",
-            "turn",
-            "turn_of",
-            "unnote",
-            "unused",
-            "wake",
-        ),
-    }
-)
-WAITING = frozenset(
-    {"park", "take", "keep", "leave", "deliver", "died", "answer", "settled", "unask"}
-)
-"""Scripts of runs that wait for tool calls: they share `waiting.lua`."""
-LOOKING = frozenset({"rescue", "wake"})
-"""Scripts of many runs that look why each of them waits: they share `wait.lua`."""
-PAGED = frozenset({"claim", "page"})
-"""Scripts that read a run's log: they share `paging.lua`."""
-ADMISSION = frozenset({"admit"})
-"""The script that decides about model calls: it is longer than one file should be."""
-PARTS = frozenset(
-    {
-        "fields",
-        "wait",
-        "common",
-        "ledger",
-        "waiting",
-        "paging",
-        "levels",
-        "budgets",
-        "learning",
-        "blocked",
-        "lines",
-        "repairs",
-    }
-)
-"""Files that are parts of scripts."""
+SHARED = ("fields", "wait", "ledger", "common", "waiting", "paging")
+"""Files whose definitions any script may use; each gets those that it reaches, in this order."""
+ADMISSION = ("fields", "levels", "budgets", "learning", "blocked", "lines", "repairs")
+"""Files that are parts of the script `admit`, as wholes: it is longer than one file should be."""
 RENEWALS = {"renew": "journal", "retain": "keep"}
 """Scripts that a full Redis runs too, and the same ones without that right. They only replace
 numbers: leases that run out while Redis is full would cost every answer that workers hold."""
@@ -92,23 +38,39 @@ def file_texts() -> Mapping[str, str]:
 
 def scripts() -> frozenset[str]:
     """Return the names of all scripts."""
-    return frozenset(file_texts()) - PARTS
+    return frozenset(file_texts()) - {*SHARED, *ADMISSION}
 
 
 @cache
 def source(name: str) -> str:
-    """Return the text of the script `name`, after the parts that it shares with others."""
-    shared: tuple[str, ...] = ("ledger", "wait", "common")
-    if name in ADMISSION:
-        shared = ("levels", "budgets", "learning", "blocked", "lines", "repairs")
-    elif name in STANDALONE:
-        shared = ("wait",) if name in LOOKING else ()
-    elif name in WAITING:
-        shared += ("waiting",)
-    elif name in PAGED:
-        shared += ("paging",)
-    whole = "".join(file_texts()[part] for part in (*shared, name))
-    return file_texts()["fields"] + whole if "fields_of(" in whole else whole
+    """Return the text of the script `name`, after what it uses of other files.
+
+    Redis builds all functions of a script anew at each call: none is in it that it never calls.
+    """
+    own = file_texts()[name]
+    if name == "admit":
+        return "".join(file_texts()[part] for part in ADMISSION) + own
+    used = _names(own) - {one for names, _ in _definitions(own) for one in names}
+    reached: list[str] = []
+    known = [one for part in SHARED for one in _definitions(file_texts()[part])]
+    for names, text in reversed(known):  # a definition uses earlier ones only
+        if names & used:
+            used |= _names(text)
+            reached.append(text)
+    return "".join(reversed(reached)) + own
+
+
+def _definitions(text: str) -> list[tuple[frozenset[str], str]]:
+    """Return the definitions of a file, each with the names that it defines."""
+    code = re.sub(r"^--.*\n", "", text, flags=re.MULTILINE)
+    parts = re.split(r"^(?=local )", code, flags=re.MULTILINE)[1:]
+    heads = (re.match(r"local (?:function )?([\w, ]+)", part) for part in parts)
+    return [(_names(head[1]), part) for head, part in zip(heads, parts, strict=True) if head]
+
+
+def _names(text: str) -> frozenset[str]:
+    """Return the names that occur in code: neither in comments nor in texts."""
+    return frozenset(re.findall(r"[A-Za-z_]\w*", re.sub(r"--.*|'[^'\n]*'", "", text)))
 
 
 def text(name: str) -> str:

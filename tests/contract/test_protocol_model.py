@@ -6,7 +6,7 @@ After each of them the invariants of the design hold, and nothing but what the m
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from support.protocol.machine import run_machine, run_until_all
-from support.protocol.pages import paged
+from support.protocol.pages import PAGED, paged
 from support.protocol.rig import rig
 from support.servers.redis_servers import RedisServer
 
@@ -52,7 +52,7 @@ def test_the_invariants_hold_where_every_claim_takes_pages(
 ) -> None:
     """The log by the step, the journal by the field: what a claim gets is the same."""
     source = lua.source
-    texts = {name: source(name) for name in lua.PAGED}
+    texts = {name: source(name) for name in PAGED}
     small = paged(texts)
     monkeypatch.setattr(lua, "source", lambda name: small.get(name) or source(name))
     monkeypatch.setattr(lua, "digest", lua.digest.__wrapped__)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from hypothesis import HealthCheck, Phase, settings
-from support.protocol.pages import paged
+from support.protocol.pages import PAGED, paged
 
 from stepfleet.orchestrator.store import lua
 
@@ -32,10 +32,11 @@ def texts_with(mutation: Mutation) -> dict[str, str]:
     names = lua.scripts()
     texts = {name: lua.source(name) for name in names}
     if mutation.script == "page":
-        texts |= paged({name: texts[name] for name in lua.PAGED})
-    affected = (
-        names - lua.STANDALONE - lua.ADMISSION if mutation.script == "common" else {mutation.script}
-    )
+        texts |= paged({name: texts[name] for name in PAGED})
+    is_shared = mutation.script == "common"
+    affected = {name for name in names if mutation.old in texts[name]}
+    affected = affected if is_shared else {mutation.script}
+    assert affected, f"no script has {mutation.old!r} any more"
     for name in affected:
         assert texts[name].count(mutation.old) == 1, f"{name}: the mutation does not fit any more"
         texts[name] = texts[name].replace(mutation.old, mutation.new)

@@ -1,5 +1,7 @@
 """Scripts that read a log by the step and a journal by the field: every claim takes pages."""
 
+PAGED = ("claim", "page")
+"""The scripts that read a run's log."""
 BOUNDS = "MOST_STEPS, MOST_BYTES, MOST_FIELDS = 200, 262144, 1000"
 LEAST = "MOST_STEPS, MOST_BYTES, MOST_FIELDS = 1, 1, 1"
 RENEWAL = (

@@ -52,7 +52,19 @@ def become(version: int) -> None:
     base.Record.from_json = classmethod(from_json)  # type: ignore[assignment, method-assign]
 
 
+def rewrite_scripts(version: int) -> None:
+    """Have the scripts write that version, too."""
+    from stepfleet.orchestrator.store import lua  # noqa: PLC0415 - it takes the version over
+
+    texts = dict(lua.file_texts())
+    ours = f"BEFORE, OURS = '{OURS - 1}', '{OURS}'"
+    assert ours in texts["wait"]
+    texts["wait"] = texts["wait"].replace(ours, f"BEFORE, OURS = '{version - 1}', '{version}'")
+    lua.file_texts = lambda: texts  # type: ignore[assignment]
+
+
 if __name__ == "__main__":
     become(int(os.environ["RECORD_VERSION"]))
+    rewrite_scripts(int(os.environ["RECORD_VERSION"]))
     sys.argv = sys.argv[1:]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)

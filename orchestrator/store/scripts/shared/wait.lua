@@ -11,6 +11,7 @@
 -- A run of version 2 has the time, the calls ('<step> <index>:<queue>:<tool> ...'), the outage ('<since> waits|probes
 -- <circuit> ...') and since when it does not count in fields of their own. They become a wait as soon as no worker of that
 -- version can have the step, and the run one of version 3: workers of that version then leave it alone.
+local BEFORE, OURS = '2', '3'
 local EARLIER, FOR_RUNS = { 'not_before', 'waiting', 'outage', 'parked' }, 32503680000000
 local function earlier_wait(key)
   local h = fields_of(key, 'step', 'token', 'updated', unpack(EARLIER))
@@ -29,7 +30,7 @@ local function earlier_wait(key)
   end
   if h.token == '' then
     redis.call('HDEL', key, unpack(EARLIER))
-    redis.call('HSET', key, 'v', '3')
+    redis.call('HSET', key, 'v', OURS)
     if wait then redis.call('HSET', key, 'wait', cjson.encode(wait)) end
   end
   return wait
@@ -38,7 +39,7 @@ end
 -- The wait of a run, by its header's `wait` and `v`; nil where there is none.
 local function wait_of(key, text, version)
   if text then return cjson.decode(text) end
-  if version == '2' then return earlier_wait(key) end
+  if version == BEFORE then return earlier_wait(key) end
 end
 
 local function is_on(wait) return wait ~= nil and not wait.over end
