@@ -51,15 +51,14 @@ class LoadFleet:
         for worker in started:
             wait_until(partial(_is_ready, worker), within=60, what=f"{worker.name} ready")
 
-    def replace_dead(self, *options: str) -> int:
-        """Start a worker for each that has ended; return how many there were."""
+    def replace_dead(self, *options: str) -> None:
+        """Start a worker for each that has ended, and count it."""
         dead = [worker for worker in self.workers if worker.exit_code is not None]
         for _ in dead:
             name = f"load{next(self.births)}"
             self.workers.append(self._worker(name, options).launch())
         self.workers = [one for one in self.workers if one not in dead]
         self.deaths += len(dead)
-        return len(dead)
 
     @contextlib.contextmanager
     def nursed(self, *options: str) -> Iterator[None]:
