@@ -96,10 +96,12 @@ class Losses:
         if self._is_proven(limit):
             return Suspicion(Stance.PROVEN)
         by_tools = any(one.how is How.TOOLS for one in self.known)
-        alone = any(one.how in (How.ALONE, How.BOTH) for one in self.known)
-        if self.count >= (limit - 1 if by_tools else limit) or alone:
-            return Suspicion(Stance.SUSPECT, self._most(), by_tools)
-        return Suspicion(Stance.CLEAR)
+        isolated = [one for one in self.known if one.how in (How.ALONE, How.BOTH)]
+        if not isolated:
+            suspect = self.count >= (limit - 1 if by_tools else limit)
+            return Suspicion(Stance.SUSPECT if suspect else Stance.CLEAR, by_tools=by_tools)
+        divisor = DIVISOR if isolated[-1].how is How.ALONE else 2
+        return Suspicion(Stance.SUSPECT, max(1, -(-isolated[-1].group // divisor)), by_tools)
 
     def delay(self, limit: int, grace: float) -> float:
         """Return the seconds that pass before it is tried again.
@@ -117,25 +119,16 @@ class Losses:
             return False
         if limit <= 1 or self._unproven() >= limit + UNPROVEN:
             return True
-        deaths = [one.how for one in self.known if _is_alone(one)]
-        return How.ALONE in deaths or len(deaths) >= limit
+        children = sum(one.how is How.CHILD for one in self.known)
+        return children >= limit or any(
+            one.how is How.ALONE and one.group == 1 for one in self.known
+        )
 
     def _unproven(self) -> int:
         return self.count - sum(one.how in (How.ALONE, How.CHILD) for one in self.known)
 
-    def _most(self) -> int:
-        tried = [one for one in self.known if one.how in (How.ALONE, How.BOTH)]
-        if not tried:
-            return MOST_IN_GROUP
-        last = tried[-1]
-        return max(1, -(-last.group // (DIVISOR if last.how is How.ALONE else 2)))
-
 
 NO_LOSSES = Losses()
-
-
-def _is_alone(loss: Loss) -> bool:
-    return loss.how is How.CHILD or (loss.how is How.ALONE and loss.group == 1)
 
 
 def losses(
@@ -164,15 +157,7 @@ def _read(entries: Iterable[str]) -> Iterable[Loss]:
             yield Loss(token, How(how[0]), int(how[1:] or 0))
 
 
-@dataclass(frozen=True, slots=True)
-class Suspect:
-    """The facts of a suspect that decide its group."""
-
-    most: int
-    by_tools: bool
-
-
-def next_group(waiting: Sequence[Suspect], places: int) -> list[int]:
+def next_group(waiting: Sequence[Suspicion], places: int) -> list[int]:
     """Return which of the suspects that wait, by their index, share the next process.
 
     The first one is among them. Suspects by tools are spread over the places: they may well be to
@@ -180,8 +165,7 @@ def next_group(waiting: Sequence[Suspect], places: int) -> list[int]:
     """
     first = waiting[0]
     alike = [n for n, one in enumerate(waiting) if one.by_tools == first.by_tools]
-    room = -(-len(alike) // max(places, 1)) if first.by_tools else len(alike)
-    room = min(room, first.most, MOST_IN_GROUP)
+    room = min(-(-len(alike) // max(places, 1)) if first.by_tools else len(alike), first.most)
     group: list[int] = []
     for index in alike:
         most = min(room, waiting[index].most)

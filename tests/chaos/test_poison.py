@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import sys
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -18,7 +17,7 @@ from pathlib import Path
 
 import pytest
 from support.servers.redis_servers import RedisServer
-from support.workers.load_fleet import LoadFleet, load_fleet
+from support.workers.load_fleet import load_fleet
 
 from stepfleet.orchestrator import AgentRunResult, Batch
 from stepfleet.orchestrator.agents.loader import load_agents
@@ -52,25 +51,6 @@ def script(request: RequestRecord) -> Reply:
     return Reply(content, tool_calls=calls, latency=0.05)
 
 
-class Nurse:
-    """Starts a worker for each that ends, until it is told to stop."""
-
-    def __init__(self, load: LoadFleet) -> None:
-        self.deaths = 0
-        self._load = load
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        self._ended.set()
-        self._thread.join(timeout=60)
-
-    def _run(self) -> None:
-        while not self._ended.wait(0.1):
-            self.deaths += self._load.replace_dead(*SERVES)
-
-
 @pytest.fixture
 def play(own_redis: Callable[..., RedisServer], effects: Path) -> Iterator[Play]:
     """Run `poisoned` runs among `runs` ordinary ones; assert that each got what it deserves."""
@@ -87,15 +67,13 @@ def play(own_redis: Callable[..., RedisServer], effects: Path) -> Iterator[Play]
                 healthy.insert(number * (step + 1), keys[number])
             began = time.monotonic()
             load.start(*SERVES, count=2)
-            nurse = Nurse(load)
-            stack.callback(nurse.end)
-            batch, _ = load.submit(HANDY, healthy)
-            batch.wait(timeout=240 + 15 * poisoned + runs / 10)
-            nurse.end()
-            check(batch, nurse, effects, poisoned, runs)
+            with load.nursed(*SERVES):
+                batch, _ = load.submit(HANDY, healthy)
+                batch.wait(timeout=240 + 15 * poisoned + runs / 10)
+            check(batch, load.deaths, effects, poisoned, runs)
             sys.stdout.write(
                 f"\n{poisoned} poisoned among {runs} runs: {time.monotonic() - began:.0f} s, "
-                f"{nurse.deaths} workers ended, {batch.progress().lost} attempts lost\n"
+                f"{load.deaths} workers ended, {batch.progress().lost} attempts lost\n"
             )
 
         yield played
@@ -106,7 +84,7 @@ def named(number: int, even: str, odd: str) -> str:
     return f"{odd if number % 2 else even} {number}"
 
 
-def check(batch: Batch, nurse: Nurse, effects: Path, poisoned: int, runs: int) -> None:
+def check(batch: Batch, deaths: int, effects: Path, poisoned: int, runs: int) -> None:
     """Hold results, deaths and the tool's own notes against each other."""
     results = list(batch.results())
     bad = [one for one in results if "poison" in str(one.line_id)]
@@ -122,7 +100,7 @@ def check(batch: Batch, nurse: Nurse, effects: Path, poisoned: int, runs: int) -
     died = Counter(effects.read_text().splitlines())
     assert died == {str(result.line_id): LIMIT for result in bad}
     # Two may die in one process, before either has ended it.
-    assert 0 < nurse.deaths <= LIMIT * poisoned
+    assert 0 < deaths <= LIMIT * poisoned
 
 
 def gave_up(result: AgentRunResult) -> None:

@@ -198,20 +198,9 @@ def test_a_run_whose_own_code_ends_workers_is_found_among_others(
     """DIST-08: no journal tells what it does; groups are divided until it dies alone."""
     load = open_fleet(answers_after(1.0), LEASE="2", GRACE="0.5", RESCUE_INTERVAL="0.2")
     load.start()
-    ended, deaths = threading.Event(), [0]
-
-    def nurse() -> None:
-        while not ended.wait(0.1):
-            deaths[0] += load.replace_dead()
-
-    nursing = threading.Thread(target=nurse, daemon=True)
-    nursing.start()
-    try:
+    with load.nursed():
         batch, _ = load.submit(FRAIL, ["poison", *(f"run {n}" for n in range(9))])
         batch.wait(timeout=300)
-    finally:
-        ended.set()
-        nursing.join(timeout=60)
     given_up(batch)
-    assert deaths[0] <= 3
+    assert load.deaths <= 3
     assert len(effects.read_text().splitlines()) <= 6

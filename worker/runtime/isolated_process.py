@@ -44,22 +44,18 @@ class Suspects:
         self._worker = worker
         self._leases = leases
         self._send = send
-        self._marks = worker.store.marks
 
     def receive(self, request: dict[str, Any], tasks: asyncio.TaskGroup) -> None:
         """Begin a piece of work, or interrupt it."""
-        run_id, step, index = request["run"], request["step"], request["index"]
-        hint = Work(run_id, step, index)
+        hint = Work(request["run"], request["step"], request["index"])
         if "interrupt" not in request:
             tasks.create_task(self._execute(hint, request["token"], request["group"]))
-            return
-        for lease in self._leases.of(run_id):
-            if lease.work.hint == hint:
-                lease.interrupt(Interruption(request["interrupt"]))
+        elif lease := self._leases.held.get(hint):
+            lease.interrupt(Interruption(request["interrupt"]))
 
     async def _execute(self, hint: Work, token: str, group: int) -> None:
         try:
-            if await self._marks.begin(hint, token, group):
+            if await self._worker.store.marks.begin(hint, token, group):
                 self._send(f"{BEGAN} {token}")
                 # Its worker has checked that it is no more than suspect.
                 ports = replace(self._worker.ports, token=lambda: token, poison_limit=sys.maxsize)

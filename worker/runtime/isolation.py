@@ -12,14 +12,13 @@ import logging
 import signal
 import sys
 from asyncio.subprocess import PIPE, Process
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
-from stepfleet.orchestrator.protocol.claim import Stance, Suspect, Work, next_group
+from stepfleet.orchestrator.protocol.claim import Stance, Suspicion, next_group
 from stepfleet.orchestrator.store.runs.steps import IsolationMarks
 from stepfleet.worker.leases.lease import Lease, Renew
 from stepfleet.worker.ports import Ports
@@ -61,11 +60,8 @@ class Outcome(StrEnum):
 class SuspectJob:
     """A suspect on its way through an isolated process."""
 
-    hint: Work
-    token: str
-    suspect: Suspect
-    died: Callable[[int], Awaitable[None]]
-    """Is awaited with the size of its group when its process has died with it."""
+    lease: Lease
+    suspicion: Suspicion
     begun: bool = False
     starts: int = 0
     slot: "_Slot | None" = None
@@ -81,8 +77,8 @@ class SuspectJob:
 
     def request(self, **more: Any) -> dict[str, Any]:
         """Return what its process receives."""
-        known = {"run": self.hint.run_id, "step": self.hint.step, "index": self.hint.index}
-        return {**known, "token": self.token, **more}
+        hint, token = self.lease.work.hint, self.lease.work.token
+        return {"run": hint.run_id, "step": hint.step, "index": hint.index, "token": token, **more}
 
 
 @dataclass(eq=False)
@@ -96,7 +92,6 @@ class Isolation:
     limit: int
     grace: float
     renew: Renew
-    marks: IsolationMarks
     processes: "IsolatedProcesses | None"
 
     async def takes(self, lease: Lease, ports: Ports) -> bool:
@@ -112,8 +107,7 @@ class Isolation:
         found = work.losses.suspicion(self.limit)
         if self.processes is None or found.stance is not Stance.SUSPECT:
             return False
-        suspect = Suspect(found.most, found.by_tools)
-        job = SuspectJob(work.hint, work.token, suspect, partial(self._died, lease))
+        job = SuspectJob(lease, found)
         try:
             outcome = await self.processes.join(job)
         except asyncio.CancelledError as cancelled:
@@ -134,26 +128,23 @@ class Isolation:
         if self.processes:
             await self.processes.aclose()
 
-    async def _died(self, lease: Lease, group: int) -> None:
-        lease.settle()  # what is dispatched again may come to this worker
-        work = lease.work
-        await self.marks.died(work.hint, work.token, group, work.config.name)
-
 
 class IsolatedProcesses:
     """The isolated processes of one event loop.
 
-    `command` starts one; `limit` of them run at a time; a death counts after `confirm` seconds;
-    `draining` tells whether the worker stops.
+    `marks` counts their deaths, each after `confirm` seconds; `command` starts one; `limit` of them
+    run at a time; `draining` tells whether the worker stops.
     """
 
     def __init__(
         self,
+        marks: IsolationMarks,
         command: Sequence[str] = (),
         limit: int = PROCESSES,
         confirm: float = CONFIRM_SECONDS,
         draining: Callable[[], bool] = lambda: False,
     ) -> None:
+        self.marks = marks
         self.command = command or (sys.executable, "-m", _PROGRAM)
         self.confirm = confirm
         self._limit = limit
@@ -207,7 +198,7 @@ class IsolatedProcesses:
                     await self._queued.wait()
         if not self._waiting:
             return []
-        chosen = next_group([job.suspect for job in self._waiting], self._limit)
+        chosen = next_group([job.suspicion for job in self._waiting], self._limit)
         group = [self._waiting[index] for index in chosen]
         self._waiting = [job for job in self._waiting if job not in group]
         return group
@@ -244,7 +235,7 @@ class IsolatedProcesses:
         waited = asyncio.get_running_loop().time() - first.queued_at
         most = MOST_PROCESSES if waited >= PATIENCE_SECONDS else self._limit
         is_idle = any(slot.is_idle for slot in self._slots)
-        if len(self._slots) < most and (first.suspect.by_tools or not is_idle):
+        if len(self._slots) < most and (first.suspicion.by_tools or not is_idle):
             slot = _Slot(self)
             task = asyncio.create_task(slot.run(), name="stepfleet-isolation")
             self._slots[slot] = task
@@ -266,7 +257,6 @@ class _Slot:
         self._jobs: dict[str, SuspectJob] = {}
         self._processes = processes
         self._process: Process | None = None
-        self._is_fresh = True
 
     async def run(self) -> None:
         """Take one group after the other until none comes for a while."""
@@ -298,22 +288,18 @@ class _Slot:
         self._jobs = {}
 
     async def _execute(self, group: list[SuspectJob]) -> None:
-        self._jobs = {job.token: job for job in group if not job.outcome.done()}
+        self._jobs = {job.lease.work.token: job for job in group}
         # A suspect that is alone must be so: an earlier one's traces might end the process.
-        if len(group) == 1 and not self._is_fresh:
+        if len(group) == 1:
             self._dismiss()
-        try:
-            process = await self._started()
-        except OSError as error:  # no memory, too many files: a moment later there may be
-            log.warning("an isolated process cannot be started now: %s", error)
-            return self.end_all(Outcome.NO_ROOM)
-        if process is None:
-            return self.end_all(Outcome.NOT_STARTED)
-        self._is_fresh = False
+        process = await self._started()
+        if isinstance(process, Outcome):
+            return self.end_all(process)
+        first = group[0].lease.work.hint
         log.warning(
             "%d that lost their workers repeatedly are executed in an isolated process: "
             "run %s, step %d%s",
-            *(len(group), group[0].hint.run_id, group[0].hint.step + 1),
+            *(len(group), first.run_id, first.step + 1),
             " and others" if len(group) > 1 else "",
         )
         for job in group:
@@ -348,19 +334,28 @@ class _Slot:
         if not self._processes.stopping and code not in ENDED_BY_REQUEST:
             many = len(begun)
             log.warning("an isolated process died (%s) with %d of %d suspects", code, many, group)
-            await asyncio.gather(*(job.died(group) for job in begun), return_exceptions=True)
+            counts = (self._count(job, group) for job in begun)
+            await asyncio.gather(*counts, return_exceptions=True)
         for job in begun:
             job.end(Outcome.DONE)
 
-    async def _started(self) -> Process | None:
-        """Return the process, ready; None where it ends before. Raises `OSError`."""
+    async def _count(self, job: SuspectJob, group: int) -> None:
+        job.lease.settle()  # what is dispatched again may come to this worker
+        work = job.lease.work
+        await self._processes.marks.died(work.hint, work.token, group, work.config.name)
+
+    async def _started(self) -> Process | Outcome:
+        """Return the process, ready, or what becomes of its suspects without one."""
         if self._process is not None and self._process.returncode is None:
             return self._process
-        # In a session of its own: a terminal's Ctrl-C is for the worker, which passes it on.
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._processes.command, stdin=PIPE, stdout=PIPE, start_new_session=True
-        )
-        self._is_fresh = True
+        try:
+            # In a session of its own: a terminal's Ctrl-C is for the worker, which passes it on.
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._processes.command, stdin=PIPE, stdout=PIPE, start_new_session=True
+            )
+        except OSError as error:  # no memory, too many files: a moment later there may be
+            log.warning("an isolated process cannot be started now: %s", error)
+            return Outcome.NO_ROOM
         try:
             async with asyncio.timeout(START_SECONDS):
                 if await _line_of(process) == READY:
@@ -370,7 +365,7 @@ class _Slot:
         log.warning("an isolated process has ended before it was ready; its log says why")
         await process.wait()
         self._process = None
-        return None
+        return Outcome.NOT_STARTED
 
     def _dismiss(self) -> None:
         if self._process is not None and self._process.returncode is None:

@@ -111,9 +111,9 @@ class Worker:
         if self.consumes:
             processes = None
             if self.isolates:
-                processes = IsolatedProcesses(draining=lambda: leases.draining)
+                processes = IsolatedProcesses(store.marks, draining=lambda: leases.draining)
             limits, renew = (settings.poison_limit, settings.grace), self._renewal.once
-            self.isolation = Isolation(*limits, renew, store.marks, processes)
+            self.isolation = Isolation(*limits, renew, processes)
             if settings.circuit_after:
                 self._circuits = CircuitBreaker(store.circuits, settings.circuit_after)
         cost, store.steps.has_price = _prices([one.config for one in agents])

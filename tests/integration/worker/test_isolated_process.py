@@ -4,8 +4,10 @@ import asyncio
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +57,6 @@ async def main():
 
 asyncio.run(main())
 """
-Make = Callable[..., Isolation]
 
 SHORT, LONG = 0.5, 60.0
 ENDS_AT_ONCE = (sys.executable, "-c", "raise SystemExit('cannot start')")
@@ -182,13 +183,57 @@ async def working(desk: Bench) -> AsyncIterator[Hands]:
         await hands.models.aclose()
 
 
-async def suspect_call(desk: Bench, crashes: int = LIMIT - 1) -> TakenCall:
+async def suspect_call(desk: Bench) -> TakenCall:
     """Return such a call, taken for a minute."""
-    run_id = await crashed_call(desk, crashes)
+    run_id = await crashed_call(desk)
     desk.steps.calls.lease = LONG
     taken = await call_taken_over(desk, run_id, 0)
-    assert taken.crashes == crashes
+    assert taken.crashes == LIMIT - 1
     return taken
+
+
+async def soon(check: Callable[[], Any]) -> None:
+    async def checked() -> Any:
+        return check()
+
+    await until(checked, within=60)
+
+
+@dataclass
+class Trials:
+    """The isolation of a worker, and what that worker holds."""
+
+    desk: Bench
+    isolation: Isolation
+    leases: Leases = field(default_factory=partial(Leases, time.monotonic))
+
+    async def attempt(self, work: Claim | TakenCall) -> bool:
+        """Return whether the isolation has taken it."""
+        with self.leases.hold(work) as lease:
+            return await self.isolation.takes(lease, ports(self.desk))
+
+    @asynccontextmanager
+    async def waiting(self, claims: list[Claim]) -> AsyncIterator[None]:
+        """Have suspects wait; hand them back afterwards, as a worker does that stops."""
+        tasks = [asyncio.create_task(self.attempt(claim)) for claim in claims]
+        await soon(lambda: len(self.leases) == len(claims))
+        yield
+        self.leases.hand_back()
+        await self.isolation.aclose()
+        assert await asyncio.gather(*tasks) == [True] * len(claims)
+
+    @asynccontextmanager
+    async def asking(self, claim: Claim, environment: pytest.MonkeyPatch) -> AsyncIterator[None]:
+        """Have a suspect wait for its model in its process; its attempt ends afterwards."""
+        with ModelServer(lambda _: Reply("slow", latency=60.0)) as model:
+            environment.setenv("OPENAI_BASE_URL", model.url)
+            task = asyncio.create_task(self.attempt(claim))
+            await soon(lambda: model.requests)
+            yield
+            assert await task
+
+
+Make = Callable[..., Trials]
 
 
 @pytest.fixture
@@ -196,9 +241,9 @@ async def make() -> AsyncIterator[Make]:
     """Make trials as `trials` does, and leave no process behind."""
     made: list[Isolation] = []
 
-    def make(*given: Any, **told: Any) -> Isolation:
-        made.append(trials(*given, **told))
-        return made[-1]
+    def make(desk: Bench, *command: str, **told: Any) -> Trials:
+        made.append(trials(desk, *command, **told))
+        return Trials(desk, made[-1])
 
     yield make
     for one in made:
@@ -212,30 +257,13 @@ def measures(request: RequestRecord) -> Reply:
     return Reply(None, tool_calls=(ToolCallReply("measure", {"what": "it"}),))
 
 
-async def attempt(isolation: Isolation, leases: Leases, desk: Bench, claim: Claim) -> bool:
-    with leases.hold(claim) as lease:
-        return await isolation.takes(lease, ports(desk))
-
-
-async def attempt_call(isolation: Isolation, leases: Leases, desk: Bench, taken: TakenCall) -> bool:
-    with leases.hold(taken) as lease:
-        return await isolation.takes(lease, ports(desk))
-
-
-def held(leases: Leases, claim: Claim) -> Callable[[], Awaitable[bool]]:
-    async def is_held() -> bool:
-        return leases.held.get(Work(claim.run_id, 0)) is not None
-
-    return is_held
-
-
 @pytest.mark.parametrize("crashes", range(LIMIT))
 async def test_a_model_call_that_was_lost_is_repeated_where_it_was_taken(
     make: Make, desk: Bench, crashes: int
 ) -> None:
     """DIST-08: two kills from outside make nobody wait for a process of its own."""
     claim = await suspect(desk, crashes)
-    assert not await attempt(make(desk, *NEVER_BEGINS), Leases(time.monotonic), desk, claim)
+    assert not await make(desk, *NEVER_BEGINS).attempt(claim)
 
 
 async def test_what_ran_a_tool_is_suspect_before_the_limit(desk: Bench) -> None:
@@ -251,12 +279,10 @@ async def test_suspects_share_a_process_and_go_on_there(
     """DIST-08: under their own claims; what they commit clears them."""
     claims = [await suspect(desk) for _ in range(3)]
     starts = tmp_path / "starts"
-    leases = Leases(time.monotonic)
     with ModelServer(lambda _: Reply("alone")) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
         made = make(desk, sys.executable, "-c", COUNTED, str(starts))
-        tried = [attempt(made, leases, desk, claim) for claim in claims]
-        assert await asyncio.gather(*tried) == [True] * 3
+        assert await asyncio.gather(*map(made.attempt, claims)) == [True] * 3
     for claim in claims:
         result = (await desk.stored(claim.run_id)).result()
         assert result.output == "alone"
@@ -271,8 +297,7 @@ async def test_a_heavy_call_is_tried_in_a_process_for_suspects(
     with ModelServer(measures) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
         taken = await suspect_call(heavy_desk)
-        made = make(heavy_desk)
-        assert await attempt_call(made, Leases(time.monotonic), heavy_desk, taken)
+        assert await make(heavy_desk).attempt(taken)
         async with working(heavy_desk) as hands:
             await hands.finish(taken.hint.run_id)
     result = (await heavy_desk.stored(taken.hint.run_id)).result()
@@ -284,7 +309,7 @@ async def test_where_no_process_can_be_started_the_step_is_done_here(
     make: Make, desk: Bench
 ) -> None:
     claim = await suspect(desk)
-    assert not await attempt(make(desk, *ENDS_AT_ONCE), Leases(time.monotonic), desk, claim)
+    assert not await make(desk, *ENDS_AT_ONCE).attempt(claim)
     assert (await desk.header(claim.run_id))["token"] == claim.token
 
 
@@ -292,7 +317,7 @@ async def test_where_the_machine_has_no_process_to_give_the_step_waits_for_one(
     make: Make, desk: Bench
 ) -> None:
     claim = await suspect(desk)
-    assert await attempt(make(desk, "./no-such-program"), Leases(time.monotonic), desk, claim)
+    assert await make(desk, "./no-such-program").attempt(claim)
     header = await desk.header(claim.run_id)
     assert header["token"] == ""
     assert header["crashes"] == str(LIMIT)
@@ -311,8 +336,7 @@ async def test_a_process_whose_loop_stands_still_ends() -> None:
 async def test_what_dies_alone_beside_its_worker_is_given_up(make: Make, desk: Bench) -> None:
     """DIST-08: its death is known at once, and the run is free for whoever gives it up."""
     claim = await tool_suspect(desk)
-    made = make(desk, *BEGINS_AND_DIES)
-    assert await attempt(made, Leases(time.monotonic), desk, claim)
+    assert await make(desk, *BEGINS_AND_DIES).attempt(claim)
     again = await desk.claim(claim.run_id)
     assert again.crashes == LIMIT
     assert again.losses.known[-1] == Loss(claim.token, How.ALONE, 1)
@@ -328,8 +352,7 @@ async def test_a_call_that_dies_alone_beside_its_worker_is_given_up(
     with ModelServer(measures) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
         taken = await suspect_call(heavy_desk)
-    made = make(heavy_desk, *BEGINS_AND_DIES)
-    assert await attempt_call(made, Leases(time.monotonic), heavy_desk, taken)
+    assert await make(heavy_desk, *BEGINS_AND_DIES).attempt(taken)
     again = await call_taken_over(heavy_desk, taken.hint.run_id, 0)
     assert again.crashes == LIMIT
     assert again.losses.suspicion(LIMIT).stance is Stance.PROVEN
@@ -339,8 +362,7 @@ async def test_a_group_that_dies_is_divided(make: Make, desk: Bench) -> None:
     """DIST-08: nobody of it is given up; each is tried once more, in smaller company."""
     runs = await asyncio.gather(*(crashed(desk) for _ in range(10)))
     claims = [await lasting(desk, run_id, LIMIT) for run_id in runs]
-    made, leases = make(desk, *BEGINS_AND_DIES), Leases(time.monotonic)
-    await asyncio.gather(*(attempt(made, leases, desk, claim) for claim in claims))
+    await asyncio.gather(*map(make(desk, *BEGINS_AND_DIES).attempt, claims))
     for claim in claims:
         again = await desk.claim(claim.run_id)
         found = again.losses.suspicion(LIMIT)
@@ -369,12 +391,8 @@ async def test_a_process_that_ends_while_its_worker_stops_proves_nothing(
     begun, stops = tmp_path / "begun", False
     command = (sys.executable, "-c", DIES_WHEN_TOLD, str(begun))
     made = make(desk, *command, draining=lambda: stops)
-    task = asyncio.create_task(attempt(made, Leases(time.monotonic), desk, claim))
-
-    async def has_begun() -> bool:
-        return begun.exists()
-
-    await until(has_begun, within=60)
+    task = asyncio.create_task(made.attempt(claim))
+    await soon(begun.exists)
     stops = True
     begun.unlink()
     assert await task
@@ -386,7 +404,7 @@ async def test_a_run_that_is_retried_has_its_chances_again(
 ) -> None:
     """DIST-08: what its step did to a process before the retry is not held against it."""
     claim = await tool_suspect(desk)
-    assert await attempt(make(desk, *BEGINS_AND_DIES), Leases(time.monotonic), desk, claim)
+    assert await make(desk, *BEGINS_AND_DIES).attempt(claim)
     claim = await desk.claim(claim.run_id)
     outcome = poisoned(claim, LIMIT)
     assert outcome is not None
@@ -431,7 +449,7 @@ async def test_what_goes_on_losing_workers_is_tried_at_growing_intervals(
 ) -> None:
     """DIST-08: without a proof it is no suspect's fault that workers end."""
     claim = await suspect(desk, LIMIT + 5)
-    assert await attempt(make(desk, grace=60.0), Leases(time.monotonic), desk, claim)
+    assert await make(desk, grace=60.0).attempt(claim)
     due = await desk.due(claim.run_id)
     now = (await desk.runs.now()).timestamp() * 1000
     assert due is not None
@@ -439,53 +457,26 @@ async def test_what_goes_on_losing_workers_is_tried_at_growing_intervals(
     assert (await desk.header(claim.run_id))["token"] == ""
 
 
-async def test_suspects_without_a_place_wait_under_their_leases(make: Make, desk: Bench) -> None:
-    """DIST-08: nothing is dispatched again for them, and a place that is free is taken at once."""
+async def test_suspects_without_a_place_wait_under_their_leases_and_are_handed_back(
+    make: Make, desk: Bench
+) -> None:
+    """DIST-08: nothing is dispatched again for them; a worker that stops counts no crash."""
     claims = [await tool_suspect(desk) for _ in range(3)]
-    few, leases = make(desk, *NEVER_BEGINS, processes=1), Leases(time.monotonic)
-    tasks = [asyncio.create_task(attempt(few, leases, desk, claim)) for claim in claims]
-
-    async def all_are_held() -> bool:
-        return all([await held(leases, claim)() for claim in claims])
-
-    await until(all_are_held, within=30)
+    async with make(desk, *NEVER_BEGINS, processes=1).waiting(claims):
+        for claim in claims:
+            assert (await desk.header(claim.run_id))["token"] == claim.token
     for claim in claims:
-        assert (await desk.header(claim.run_id))["token"] == claim.token
-    leases.hand_back()
-    await few.aclose()
-    assert await asyncio.gather(*tasks) == [True] * 3
-
-
-async def test_a_suspect_that_waits_is_handed_back(make: Make, desk: Bench) -> None:
-    """DIST-08: a worker that stops counts no crash."""
-    claims = [await tool_suspect(desk) for _ in range(2)]
-    leases = Leases(time.monotonic)
-    made = make(desk, *NEVER_BEGINS, processes=1)
-    tasks = [asyncio.create_task(attempt(made, leases, desk, claim)) for claim in claims]
-    await until(held(leases, claims[-1]), within=60)
-    leases.hand_back()
-    await made.aclose()
-    assert await asyncio.gather(*tasks) == [True, True]
-    for claim in claims:
-        assert int((await desk.header(claim.run_id))["crashes"]) == LIMIT - 1
+        header = await desk.header(claim.run_id)
+        assert (header["token"], header["crashes"]) == ("", str(LIMIT - 1))
 
 
 async def test_what_a_process_for_suspects_does_is_handed_back(
     make: Make, desk: Bench, environment: pytest.MonkeyPatch
 ) -> None:
     """DIST-08: the process hears of it, and commits what there is."""
-    claim, leases = await suspect(desk), Leases(time.monotonic)
-    with ModelServer(lambda _: Reply("slow", latency=60.0)) as model:
-        environment.setenv("OPENAI_BASE_URL", model.url)
-        made = make(desk)
-        task = asyncio.create_task(attempt(made, leases, desk, claim))
-
-        async def is_asked() -> bool:
-            return len(model.requests) > 0
-
-        await until(is_asked, within=60)
-        leases.hand_back()
-        assert await task
+    claim, made = await suspect(desk), make(desk)
+    async with made.asking(claim, environment):
+        made.leases.hand_back()
     header = await desk.header(claim.run_id)
     assert (header["token"], header["crashes"]) == ("", str(LIMIT))
 
@@ -494,21 +485,10 @@ async def test_a_cancel_reaches_a_process_for_suspects(
     make: Make, desk: Bench, environment: pytest.MonkeyPatch
 ) -> None:
     """DIST-09"""
-    claim, leases = await suspect(desk), Leases(time.monotonic)
-    with ModelServer(lambda _: Reply("slow", latency=60.0)) as model:
-        environment.setenv("OPENAI_BASE_URL", model.url)
-        made = make(desk)
-        task = asyncio.create_task(attempt(made, leases, desk, claim))
-
-        async def is_asked() -> bool:
-            return len(model.requests) > 0
-
-        await until(is_asked, within=60)
+    claim, made = await suspect(desk), make(desk)
+    async with made.asking(claim, environment):
         await desk.control.cancel(await desk.stored(claim.run_id), "enough")
-        lease = leases.held.get(Work(claim.run_id, 0))
-        assert lease is not None
-        lease.interrupt(Interruption.CANCELLED)
-        assert await task
+        made.leases.held[claim.hint].interrupt(Interruption.CANCELLED)
     assert (await desk.stored(claim.run_id)).result().status == "cancelled"
 
 
@@ -518,13 +498,8 @@ async def test_a_cancel_that_arrives_while_a_suspect_waits_ends_the_run(
     """DIST-09"""
     claims = [await tool_suspect(desk) for _ in range(2)]
     await desk.control.cancel(await desk.stored(claims[1].run_id), "enough")
-    leases = Leases(time.monotonic)
-    made = make(desk, *NEVER_BEGINS, processes=1)
-    tasks = [asyncio.create_task(attempt(made, leases, desk, claim)) for claim in claims]
-    await until(held(leases, claims[1]), within=60)
-    leases.hand_back()
-    await made.aclose()
-    assert await asyncio.gather(*tasks) == [True, True]
+    async with make(desk, *NEVER_BEGINS, processes=1).waiting(claims):
+        pass
     again = await desk.claim(claims[1].run_id)
     assert again.state.stop_requested
 
@@ -536,17 +511,13 @@ async def test_what_has_begun_goes_on_when_its_worker_dies(
     run_id = await crashed(desk)
     with ModelServer(lambda _: Reply("alone", latency=1.0)) as model:
         environment.setenv("OPENAI_BASE_URL", model.url)
-        given = (redis_url, str(AGENTS), "plain", run_id, "-1", str(LONG))
+        given = (redis_url, str(AGENTS), "plain", run_id, str(LONG))
         environment.setenv("PYTHONPATH", str(TESTS))
         starter = await asyncio.create_subprocess_exec(
             sys.executable, "-m", trial_starter.__name__, *given
         )
-
-        async def is_asked() -> bool:
-            return len(model.requests) > 0
-
         try:
-            await until(is_asked, within=60)
+            await soon(lambda: model.requests)
         finally:
             starter.kill()
             await starter.wait()

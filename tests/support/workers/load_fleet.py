@@ -5,6 +5,7 @@ Starts and stops; what the counts must be is the tests' business.
 
 import contextlib
 import itertools
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -40,6 +41,7 @@ class LoadFleet:
     workers: list[FleetWorker] = field(default_factory=list)
     births: Iterator[int] = field(default_factory=itertools.count)
     """Numbers of workers: a dead one's name, which its runs still have, is never used again."""
+    deaths: int = 0
 
     def start(self, *options: str, count: int = 1) -> None:
         """Start workers; return when all consume."""
@@ -49,14 +51,31 @@ class LoadFleet:
         for worker in started:
             wait_until(partial(_is_ready, worker), within=60, what=f"{worker.name} ready")
 
-    def replace_dead(self, *options: str) -> int:
-        """Start a worker for each that has ended; return how many there were."""
+    def replace_dead(self, *options: str) -> None:
+        """Start a worker for each that has ended, and count it."""
         dead = [worker for worker in self.workers if worker.exit_code is not None]
         for _ in dead:
             name = f"load{next(self.births)}"
             self.workers.append(self._worker(name, options).launch())
         self.workers = [one for one in self.workers if one not in dead]
-        return len(dead)
+        self.deaths += len(dead)
+
+    @contextlib.contextmanager
+    def nursed(self, *options: str) -> Iterator[None]:
+        """Meanwhile start a worker for each that ends."""
+        ended = threading.Event()
+
+        def nurse() -> None:
+            while not ended.wait(0.1):
+                self.replace_dead(*options)
+
+        nursing = threading.Thread(target=nurse, daemon=True)
+        nursing.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            nursing.join(timeout=60)
 
     def submit(self, agent: Agent, keys: list[str]) -> tuple[Batch, float]:
         """Submit a run of each key; return the batch, and the runs that were created per second."""

@@ -1,7 +1,6 @@
 """A worker's part in a trial, as a process of its own that a test can end: claim, and start.
 
-Arguments: the store's address, a file of agents, an agent's name, a run, the index of a tool call
-or -1 for the step itself, and the lease in seconds.
+Arguments: the store's address, a file of agents, an agent's name, a run, and the lease in seconds.
 """
 
 import asyncio
@@ -35,9 +34,10 @@ def trials(
     draining: Callable[[], bool] = lambda: False,
 ) -> Isolation:
     """Return an isolation whose processes are started by `command`, or as workers do."""
-    marks = desk.opened.marks
-    isolated = IsolatedProcesses(command, limit=processes, confirm=0.1, draining=draining)
-    return Isolation(limit, grace, renewing(desk.steps), marks, isolated)
+    isolated = IsolatedProcesses(
+        desk.opened.marks, command, limit=processes, confirm=0.1, draining=draining
+    )
+    return Isolation(limit, grace, renewing(desk.steps), isolated)
 
 
 def ports(desk: Bench) -> Ports:
@@ -69,24 +69,12 @@ async def call_taken(desk: Bench, run_id: str, index: int) -> TakenCall:
     return found
 
 
-async def start(desk: Bench, run_id: str, index: int) -> None:
-    """Try the step, or its call `index`, elsewhere."""
-    desk.tokens = itertools.count(1000)  # those of the test are below
-    if index < 0:
-        claim = await claimed(desk, run_id)
-        with Leases(time.monotonic).hold(claim) as lease:
-            await trials(desk).takes(lease, ports(desk))
-    else:
-        found = await call_taken(desk, run_id, index)
-        with Leases(time.monotonic).hold(found) as held:
-            await trials(desk).takes(held, ports(desk))
-
-
-async def main(url: str, file: str, name: str, run_id: str, *others: str) -> None:
-    """Open the store, and do it."""
-    index, lease = others
+async def main(url: str, file: str, name: str, run_id: str, lease: str) -> None:
+    """Have the run's first step executed elsewhere."""
     async with bench(url, load_agents(file)[name], lease=float(lease), grace=0.2) as desk:
-        await start(desk, run_id, int(index))
+        desk.tokens = itertools.count(1000)  # those of the test are below
+        with Leases(time.monotonic).hold(await claimed(desk, run_id)) as held:
+            await trials(desk).takes(held, ports(desk))
 
 
 if __name__ == "__main__":

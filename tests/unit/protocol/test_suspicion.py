@@ -11,13 +11,13 @@ from stepfleet.orchestrator.protocol.claim import (
     Loss,
     Losses,
     Stance,
-    Suspect,
+    Suspicion,
     losses,
     next_group,
 )
 
 LIMIT = 3
-TOOL, MODEL = Suspect(MOST_IN_GROUP, by_tools=True), Suspect(MOST_IN_GROUP, by_tools=False)
+TOOL, MODEL = Suspicion(Stance.SUSPECT, by_tools=True), Suspicion(Stance.SUSPECT)
 
 
 def told(*known: str, count: int | None = None) -> Losses:
@@ -119,8 +119,7 @@ def test_suspects_of_model_calls_go_together() -> None:
 
 
 def test_nobody_is_in_a_larger_group_than_it_may_be() -> None:
-    small = Suspect(2, by_tools=False)
-    alone = Suspect(1, by_tools=False)
+    small, alone = Suspicion(Stance.SUSPECT, 2), Suspicion(Stance.SUSPECT, 1)
     assert next_group([small, MODEL, MODEL], 4) == [0, 1]
     assert next_group([MODEL, alone, MODEL, small], 4) == [0, 2]
     assert next_group([MODEL, small, MODEL], 4) == [0, 1]
