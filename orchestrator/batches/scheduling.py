@@ -15,10 +15,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.batches.files.lines import RowRules
 from stepfleet.orchestrator.batches.files.source import BatchInput
 from stepfleet.orchestrator.batches.following import due, placed, tick_id
-from stepfleet.orchestrator.batches.submit import BatchOrder, BatchSubmission
+from stepfleet.orchestrator.batches.submit import BatchSubmission
 from stepfleet.orchestrator.errors import (
     AgentException,
     ConfigurationError,
@@ -31,6 +30,7 @@ from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, Sch
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch
 from stepfleet.orchestrator.store.batches.schedules import TURN_MS
+from stepfleet.orchestrator.store.runs.submission import Submission
 from stepfleet.orchestrator.store.store import Store
 
 log = logging.getLogger(__name__)
@@ -90,18 +90,20 @@ class Scheduling:
             msg = f"{len(rows)} of its {schedule.rows} lines are left; add it again"
             raise ConfigurationError(msg)
         source = await asyncio.to_thread(_source, schedule, rows, tick)
-        order = BatchOrder(
-            source=source,
-            default_agent=config.name,
+        given = Submission(
+            source,
+            config.name,
             agents={config.name: config},
             overrides=schedule.overrides,
             idempotency_key=key_of(schedule.name, when),
             limit=own_limit(BATCH, schedule.limit),
             priority=NORMAL if schedule.priority is None else schedule.priority,
             name=f"{schedule.name} {when}",
-            rules=RowRules(schedule.input_field, schedule.id_field, tenant=schedule.tenant),
+            input_field=schedule.input_field,
+            id_field=schedule.id_field,
+            tenant=schedule.tenant,
         )
-        return (await self._submission.submit(order, _accept)).manifest
+        return (await self._submission.submit(given, _accept)).manifest
 
     async def _advance(self, view: ScheduleView) -> None:
         schedule, state, now = view.schedule, view.state, await self._schedules.now()

@@ -20,7 +20,7 @@ from stepfleet.orchestrator.batches.files.tables import ResultTable, require_arr
 from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
 from stepfleet.orchestrator.batches.selection import Selection
-from stepfleet.orchestrator.client.inputs import BatchOptions, Priority, batch_order
+from stepfleet.orchestrator.client.inputs import BatchOptions, Priority, batch_submission
 from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.client.watching.standstill import (
     approvals_of_batch,
@@ -403,9 +403,10 @@ class AsyncFleetBatches:
 
         Raises `ConfigurationError` for what concerns the whole batch.
         """
-        order = batch_order(source, agent, agents, options, idempotency_key=idempotency_key)
+        key = idempotency_key
+        submission = batch_submission(source, agent, options, agents, idempotency_key=key)
         client = await self._session.open()
-        return await client.batch_submission.check(order, client.accept)
+        return await client.batch_submission.check(submission, client.accept)
 
 
 def _ignore(_: int) -> None:

@@ -17,16 +17,17 @@ from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideO
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.costs import CallFilter, CostOptions, costs_of, lines_of_runs
-from stepfleet.orchestrator.client.history import AsyncFleetHistory, checked_id
+from stepfleet.orchestrator.client.history import AsyncFleetHistory
 from stepfleet.orchestrator.client.inputs import (
     BatchOptions,
     Input,
     RunOptions,
     SubmitOptions,
-    batch_order,
+    batch_submission,
+    checked_id,
     messages_of,
     origin_of,
-    placed,
+    run_submission,
 )
 from stepfleet.orchestrator.client.limits import AsyncFleetLimits
 from stepfleet.orchestrator.client.local import (
@@ -195,42 +196,40 @@ class AsyncFleet:
         again changes nothing; of another input it is a `ConflictError`. Raises
         `ConfigurationError` with field and fix.
         """
-        place, overrides = placed(options, input)
+        given = run_submission(agent, input, options)
         client = await self._session.open()
         config = await client.config_of(agent)
-        own = stored_overrides(config, overrides)
-        tenant, parent = place.tenant, None
-        if place.parent is not None:
-            parent = checked_id(place.parent, "parent")
-            tenant = tenant or await client.store.runs.tenant(parent)
+        own, tenant = stored_overrides(config, given.overrides), given.tenant
+        if given.parent and not tenant:
+            tenant = await client.store.runs.tenant(given.parent)
         changed, messages = config.with_overrides(own), messages_of(input, config.prompt)
         check_messages(changed.models, messages, "input")
-        if place.after:
-            await client.store.batches.ensure_runs(place.after.ids)
-            messages = messages_of(input) if place.after.text else messages
+        if given.after:
+            await client.store.batches.ensure_runs(given.after.ids)
+            messages = messages_of(input) if given.after.text else messages
         run = NewRun(
-            run_id=checked_id(place.run_id),
+            run_id=checked_id(given.run_id),
             agent=config.name,
             config=config.digest,
             messages=messages,
             max_steps=changed.max_steps,
             model=changed.model,
             overrides=own,
-            metadata=place.metadata,
-            parent=parent,
+            metadata=given.metadata,
+            parent=given.parent,
             tenant=tenant,
-            priority=place.priority,
-            delay=place.delay,
-            limited=place.limit is not None,
+            priority=given.priority,
+            delay=given.delay,
+            limited=given.limit is not None,
             origin=origin_of(input),
-            after=place.after,
+            after=given.after,
         )
         await client.store.submission.require_room()
         await client.accept([config])
         await client.store.configs.save(config)
-        if place.limit:
-            await self.limits.submitted(run.run_id, place.limit)
-        if await client.store.submission.create(run, is_named=place.run_id is not None):
+        if given.limit:
+            await self.limits.submitted(run.run_id, given.limit)
+        if await client.store.submission.create(run, is_named=given.run_id is not None):
             await client.store.submission.publish([run])
         return run.run_id
 
@@ -416,18 +415,11 @@ class AsyncFleet:
         number of runs so far. Raises `ConfigurationError` that lists the bad lines, `StoreError`
         when Redis stays out of reach.
         """
-        order = batch_order(
-            source,
-            agent,
-            agents,
-            options,
-            idempotency_key=idempotency_key,
-            skip_invalid=skip_invalid,
-            name=name,
-            on_progress=on_progress or (lambda _: None),
-        )
+        given: dict[str, Any] = {"name": name, "skip_invalid": skip_invalid}
+        given |= {"idempotency_key": idempotency_key, "on_progress": on_progress}
+        submission = batch_submission(source, agent, options, agents, **given)
         client = await self._session.open()
-        done = await client.batch_submission.submit(order, client.accept)
+        done = await client.batch_submission.submit(submission, client.accept)
         return AsyncBatch(
             self._session, done.manifest, done.problems, is_new=done.is_new, added=done.added
         )

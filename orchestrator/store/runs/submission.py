@@ -1,9 +1,12 @@
-"""Creates runs, also ones with a history; submitting the same thing twice changes nothing."""
+"""Creates runs, also ones with a history; submitting the same thing twice changes nothing.
+
+What a caller submits is one `Submission` from there to here; each of its runs is a `NewRun`.
+"""
 
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any
@@ -12,9 +15,10 @@ import orjson
 from pydantic_core import to_jsonable_python
 from redis.exceptions import ResponseError
 
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, StoreError
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
-from stepfleet.orchestrator.limits.limit import NORMAL
+from stepfleet.orchestrator.limits.limit import NORMAL, Limit
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.serialization import handoff
 from stepfleet.orchestrator.records import exact_json
@@ -42,6 +46,40 @@ STAGED_SECONDS = 600
 _TRIES = 3
 _STAGED = ("log", "outcomes", "lost")
 _AT_WORK = (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """What a caller submits, a run or a batch: checked where it is given, and the same from there.
+
+    `source` is the input, or what the lines come from. `agent` names the run's agent, or that of
+    lines that name none; `agents` are those given as code, by name. `overrides` change their
+    configurations. Of a batch, `after` are runs that all lines wait for, and `tenant` is that of
+    lines that name none.
+    """
+
+    source: Any = None
+    agent: str | None = None
+    agents: Mapping[str, AgentConfig] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    tenant: str | None = None
+    priority: int = NORMAL
+    limit: Limit | None = None
+    after: After | None = None
+    # Of a run:
+    run_id: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    delay: float = 0.0
+    parent: str | None = None
+    # Of a batch:
+    idempotency_key: str | None = None
+    name: str | None = None
+    input_format: Any = None
+    input_field: str | None = None
+    id_field: str | None = None
+    only_new: bool = False
+    skip_invalid: bool = False
+    on_progress: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,8 +241,7 @@ class RunSubmission(Gateway):
         try:
             outcome = await self._adopt(imported)
         except ResponseError as error:
-            msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
-            raise StoreError(msg) from None
+            raise _refused(error) from None
         if outcome == "exists":
             msg = (
                 f"a run of the id {imported.run.run_id} is there already; "
