@@ -41,6 +41,7 @@ from stepfleet.orchestrator.store.runs.submission import Submission
 REMEMBERED = 1000
 SHOWN = 20
 SAME_SHOWN = 3
+_IDS = "CREATE TABLE ids (id TEXT PRIMARY KEY, line INTEGER, row INTEGER) WITHOUT ROWID"
 _FIELD = re.compile(r"field '([^']{1,200})'")
 
 
@@ -332,7 +333,8 @@ def examine(source: BatchInput, plan: Plan) -> Checked:
     problems = Problems()
     digest = hashlib.sha256()
     rows, before = 0, array("Q")
-    with contextlib.closing(_Ids(plan.rules.id_field or "id")) as ids:
+    with contextlib.closing(spilled(_IDS)) as seen:
+        ids = _Ids(plan.rules.id_field or "id", seen)
         for line in source:
             rows += 1
             digest.update(line.data or b"")
@@ -386,18 +388,23 @@ def _refusal(source: BatchInput, problems: Problems, rows: int, *, hint: bool) -
     return "\n  ".join((start, *problems.lines())) + fix
 
 
-class _Ids:
-    """The ids seen so far, in a temporary database that spills to disk by itself."""
+def spilled(table: str) -> sqlite3.Connection:
+    """Return a temporary database with that table: it spills to disk by itself.
 
-    def __init__(self, name: str) -> None:
+    It may be used in several threads, one after the other.
+    """
+    made = sqlite3.connect("", isolation_level=None, check_same_thread=False)
+    for one in ("PRAGMA journal_mode = OFF", "PRAGMA synchronous = OFF", table, "BEGIN"):
+        made.execute(one)
+    return made
+
+
+class _Ids:
+    """The ids seen so far."""
+
+    def __init__(self, name: str, seen: sqlite3.Connection) -> None:
         self._name = name
-        self._seen = sqlite3.connect("", isolation_level=None)
-        self._seen.execute("PRAGMA journal_mode = OFF")
-        self._seen.execute("PRAGMA synchronous = OFF")
-        self._seen.execute(
-            "CREATE TABLE ids (id TEXT PRIMARY KEY, line INTEGER, row INTEGER) WITHOUT ROWID"
-        )
-        self._seen.execute("BEGIN")
+        self._seen = seen
 
     def add(self, draft: Draft, line: RawLine) -> None:
         """Note a line's id. Raises `ConfigurationError` when another line has it."""
@@ -428,7 +435,3 @@ class _Ids:
                 raise ConfigurationError(f"{msg}for lines above them, so that there is no cycle")
             found.append(row[0])
         return found
-
-    def close(self) -> None:
-        """Throw the ids away."""
-        self._seen.close()

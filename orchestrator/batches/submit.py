@@ -16,9 +16,8 @@ from collections.abc import (
     Iterator,
     Sequence,
 )
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import dataclass
-from typing import Self
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.check import (
@@ -29,6 +28,7 @@ from stepfleet.orchestrator.batches.check import (
     Problems,
     check,
     examine,
+    spilled,
     valid_lines,
 )
 from stepfleet.orchestrator.batches.files.source import BatchInput, open_input
@@ -40,6 +40,7 @@ from stepfleet.orchestrator.store.batches.batches import (
     batch_id_of,
     id_of_keyed_batch,
     limit_name,
+    pages_of,
     run_id_of,
 )
 from stepfleet.orchestrator.store.codec import MESSAGES
@@ -54,13 +55,9 @@ _ANEW = "run the file without --only-new (only_new=True) for a batch of all its 
 class KnownRows:
     """The rows that a batch has. `runs` counts them, `with_ids` those that have an id."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: sqlite3.Connection) -> None:
         self.runs = self.with_ids = 0
-        # Filled and read in threads, one after the other.
-        self._keys = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._keys.execute("PRAGMA journal_mode = OFF")
-        self._keys.execute("CREATE TABLE known (key TEXT PRIMARY KEY) WITHOUT ROWID")
-        self._keys.execute("BEGIN")
+        self._keys = keys
 
     def add(self, rows: Iterable[tuple[str, str | None]]) -> None:
         """Note runs by line id and, where that is empty, stored input."""
@@ -82,16 +79,6 @@ class KnownRows:
         query = f"SELECT 1 FROM known WHERE key IN ({','.join('?' * len(keys))})"  # noqa: S608
         return self._keys.execute(query, keys).fetchone() is None
 
-    def close(self) -> None:
-        """Throw the keys away."""
-        self._keys.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 async def read_known(batches: Batches, manifest: Manifest, known: KnownRows) -> None:
     """Note the rows of all runs of a batch.
@@ -104,9 +91,8 @@ async def read_known(batches: Batches, manifest: Manifest, known: KnownRows) -> 
     if not manifest.sealed and not is_stalled(manifest, await batches.now()):
         msg = f"{name} is being submitted, or was a moment ago; repeat this command in 30 seconds"
         raise ConfigurationError(msg)
-    for start in range(0, manifest.rows, READ_AT_ONCE):
-        rows = range(start, min(start + READ_AT_ONCE, manifest.rows))
-        known.add(await batches.rows([run_id_of(manifest.batch_id, row) for row in rows]))
+    for run_ids in pages_of(manifest.batch_id, manifest.rows, READ_AT_ONCE):
+        known.add(await batches.rows(run_ids))
     gone = manifest.total - known.runs
     if manifest.sealed and gone > 0:
         raise ConfigurationError(
@@ -226,7 +212,8 @@ class BatchSubmission:
 
     async def _add(self, checked: Checked, earlier: Manifest) -> Submitted:
         """Add the rows that the earlier batch of the file lacks, after those that it has."""
-        with KnownRows() as known:
+        with closing(spilled("CREATE TABLE known (key TEXT PRIMARY KEY) WITHOUT ROWID")) as keys:
+            known = KnownRows(keys)
             await read_known(self._batches, earlier, known)
 
             def lacking() -> Iterator[Draft]:
@@ -269,7 +256,8 @@ class BatchSubmission:
         if submission.limit:  # before the first run: no call of the batch escapes it
             await self._limits.begin_with({limit_name(manifest.batch_id): submission.limit})
         async with self._seen_alive(manifest.batch_id):
-            await self._create_all(submission, manifest, drafts)
+            runs = (_new_run(manifest, row, draft, submission) for row, draft in drafts)
+            await self._create_all(runs, submission.on_progress or (lambda _: None))
         await self._batches.seal(manifest.batch_id)
         return manifest.model_copy(update={"sealed": True})
 
@@ -342,19 +330,16 @@ class BatchSubmission:
             raise ConflictError(msg)
         return batch_id, found
 
-    async def _create_all(
-        self, submission: Submission, manifest: Manifest, drafts: Iterator[tuple[int, Draft]]
-    ) -> None:
+    async def _create_all(self, runs: Iterator[NewRun], report: Callable[[int], None]) -> None:
         """Create the runs, a bounded number in flight: memory here does not grow with the file."""
         in_flight: set[asyncio.Task[int]] = set()
-        submitted, report = 0, submission.on_progress or (lambda _: None)
+        create, submitted = self._submission.submit_all, 0
         try:
-            while chunk := await asyncio.to_thread(_take, drafts, await self._room(in_flight)):
-                runs = [_new_run(manifest, row, draft, submission) for row, draft in chunk]
+            while chunk := await asyncio.to_thread(take, runs, await self._room(in_flight)):
                 # The first one alone: it loads the script for all others.
                 if not submitted and not in_flight:
-                    submitted += await self._create([runs.pop(0)])
-                in_flight.add(asyncio.create_task(self._create(runs)))
+                    submitted += await create([chunk.pop(0)])
+                in_flight.add(asyncio.create_task(create(chunk)))
                 if len(in_flight) >= CHUNKS_IN_FLIGHT:
                     done, in_flight = await asyncio.wait(
                         in_flight, return_when=asyncio.FIRST_COMPLETED
@@ -386,30 +371,21 @@ class BatchSubmission:
             room = await self._submission.room()
         return min(room, CHUNK)
 
-    async def _create(self, runs: Sequence[NewRun]) -> int:
-        created = await self._submission.create_all(runs)
-        fresh = [run for run, is_new in zip(runs, created, strict=True) if is_new]
-        await self._submission.publish(fresh)
-        return len(runs)
-
 
 def _key_of(checked: Checked) -> str:
     given = checked.plan.submission.idempotency_key
     return f"key:{given}" if given else f"content:{checked.digest}"
 
 
-def _take(drafts: Iterator[tuple[int, Draft]], most: int) -> list[tuple[int, Draft]]:
-    taken: list[tuple[int, Draft]] = []
+def take(runs: Iterator[NewRun], most: int) -> list[NewRun]:
+    """Return the next runs: up to `most`, with little text together, or one."""
+    taken: list[NewRun] = []
     left = CHUNK_BYTES
-    while left > 0 and len(taken) < most and (one := next(drafts, None)):
+    while left > 0 and len(taken) < most and (one := next(runs, None)):
         taken.append(one)
-        left -= _size(one[1])
+        contents = (message.content for message in one.messages)
+        left -= sum(len(text if isinstance(text, str) else str(text)) for text in contents)
     return taken
-
-
-def _size(draft: Draft) -> int:
-    contents = (message.content for message in draft.line.messages)
-    return sum(len(one if isinstance(one, str) else str(one)) for one in contents)
 
 
 def _new_run(manifest: Manifest, row: int, draft: Draft, submission: Submission) -> NewRun:

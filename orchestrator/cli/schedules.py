@@ -15,7 +15,7 @@ from rich.text import Text
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.batches.following import at, ticks_after
+from stepfleet.orchestrator.batches.scheduling import at, ticks_after
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.fleet import print_found, with_fleet
 from stepfleet.orchestrator.cli.inputs import LineOptions, seconds_of

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig, RunOverrides, stor
 from stepfleet.orchestrator.agents.prompt import places_in
 from stepfleet.orchestrator.batches.check import BatchCheck, Problems
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures, failed_in
-from stepfleet.orchestrator.batches.files.lines import input_of, parse_tenant
+from stepfleet.orchestrator.batches.files.lines import input_of, one_of, parse_tenant
 from stepfleet.orchestrator.batches.files.source import Given
 from stepfleet.orchestrator.batches.files.tables import ResultTable, require_arrow, select
 from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
@@ -49,6 +49,7 @@ else:  # extras, which nothing imports before it needs them
 log = logging.getLogger(__name__)
 
 OnProgress = Callable[[int], None]
+AfterFailedRuns = Literal["skip", "stop"]
 SAMPLED = 500
 """Runs of a batch that are looked at for the limits for which they wait."""
 _RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
@@ -63,7 +64,7 @@ class ThenOptions(RunOverrides, total=False):
 
     page: int | None
     until_one: bool
-    after_failed: Literal["skip", "stop"]
+    after_failed: AfterFailedRuns
     name: str | None
     tenant: str | None
     priority: Priority | None
@@ -149,13 +150,16 @@ class AsyncBatch:
         A run that is retried while its results are followed as they end comes again. `known`
         are the `end_time`s, by run id, of results that the caller has: those are left out.
         """
-        client = await self._session.open()
-        tick = client.quiet_of_batch(self.id).tick
-        reader = BatchResults(self._manifest, client.store.batches, client.store.runs, tick, known)
+        reader = await self._reader(known)
         read = reader.in_order if ordered else reader.as_they_end
         async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
             async for result in results:
                 yield result
+
+    async def _reader(self, known: Mapping[str, datetime | None] | None = None) -> BatchResults:
+        client = await self._session.open()
+        tick = client.quiet_of_batch(self.id).tick
+        return BatchResults(self._manifest, client.store.batches, client.store.runs, tick, known)
 
     async def table(
         self,
@@ -172,9 +176,7 @@ class AsyncBatch:
         """
         table = ResultTable(select(fields))
         try:
-            client = await self._session.open()
-            tick = client.quiet_of_batch(self.id).tick
-            reader = BatchResults(self._manifest, client.store.batches, client.store.runs, tick)
+            reader = await self._reader()
             read = reader.in_order if ordered else reader.as_they_end
             async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
                 async for result in results:
@@ -478,7 +480,7 @@ def _plan(config: AgentConfig, text: str | None, changes: Mapping[str, Any]) -> 
         input=text,
         page=page,
         until_one=_until_one(page, given=until_one),
-        after_failed=_rule(rule),
+        after_failed=one_of(rule, "after_failed", AfterFailedRuns),
         tenant=parse_tenant(overrides.pop("tenant", None)),
         priority=priority_of(overrides.pop("priority", None)),
         overrides=stored_overrides(config, overrides),
@@ -523,11 +525,3 @@ def _until_one(page: int | None, *, given: Any) -> bool:
     if given and (page is None or page == 1):
         raise ConfigurationError("field 'until_one' needs a 'page' of 2 rows or more, as page=100")
     return bool(given)
-
-
-def _rule(given: Any) -> Literal["skip", "stop"]:
-    if given == "skip":
-        return "skip"
-    if given == "stop":
-        return "stop"
-    raise ConfigurationError(f"field 'after_failed' is {given!r}; write 'skip' or 'stop'")

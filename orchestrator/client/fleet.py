@@ -6,17 +6,17 @@ runs no tool: workers do.
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack, get_args, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from celery import Celery
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import RunOverrides, stored_overrides
+from stepfleet.orchestrator.batches.files.lines import one_of
 from stepfleet.orchestrator.batches.files.source import Given
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
-from stepfleet.orchestrator.client.cache import AsyncFleetCache
-from stepfleet.orchestrator.client.costs import CallFilter, CostOptions, costs_of, lines_of_runs
+from stepfleet.orchestrator.client.costs import CostOptions, check_calls, costs_of, lines_of_runs
 from stepfleet.orchestrator.client.history import AsyncFleetHistory
 from stepfleet.orchestrator.client.inputs import (
     BatchOptions,
@@ -29,7 +29,7 @@ from stepfleet.orchestrator.client.inputs import (
     origin_of,
     run_submission,
 )
-from stepfleet.orchestrator.client.limits import AsyncFleetLimits
+from stepfleet.orchestrator.client.limits import AsyncFleetCache, AsyncFleetLimits
 from stepfleet.orchestrator.client.local import (
     DebugOrder,
     DebugSteps,
@@ -282,7 +282,7 @@ class AsyncFleet:
         itself, however the run ended. `options` are those of `submit`, and a `timeout` in seconds,
         after which it raises `TimeoutError`.
         """
-        _check(raise_on)
+        one_of(raise_on, "raise_on", RaiseOn)
         return _answer_of(await self.run_with_steps(agent, prompt, **options), raise_on)
 
     @overload
@@ -314,7 +314,7 @@ class AsyncFleet:
         **options: Unpack[RunOptions],
     ) -> str | AgentRunResult:
         """Do the same as `run`, with a conversation instead of a prompt."""
-        _check(raise_on)
+        one_of(raise_on, "raise_on", RaiseOn)
         return _answer_of(await self.run_with_steps(agent, messages, **options), raise_on)
 
     async def run_stream(
@@ -368,7 +368,7 @@ class AsyncFleet:
         those of runs that are gone; of one `tenant` ('' for runs without one), `batch`, `agent`,
         `model` or `status`, if given. Raises `ConfigurationError`.
         """
-        return await costs_of(await self._session.store(), by, CallFilter(**which))
+        return await costs_of(await self._session.store(), by, check_calls(which))
 
     async def cost_lines(
         self,
@@ -382,7 +382,7 @@ class AsyncFleet:
         `ConfigurationError` for an unknown run.
         """
         store = await self._session.store()
-        async for line in lines_of_runs(store, run_id, CallFilter(**which)):
+        async for line in lines_of_runs(store, run_id, check_calls(which)):
             yield line
 
     async def submit_batch(
@@ -442,13 +442,6 @@ async def debugged(settings: Settings, order: DebugOrder, overrides: RunOverride
                 yield step
         finally:
             await steps.aclose()
-
-
-def _check(raise_on: str) -> None:
-    known = get_args(RaiseOn)
-    if raise_on not in known:
-        msg = f"field 'raise_on' is {raise_on!r}; write {' or '.join(map(repr, known))}"
-        raise ConfigurationError(msg)
 
 
 def _answer_of(result: AgentRunResult, raise_on: RaiseOn) -> str | AgentRunResult:

@@ -18,7 +18,6 @@ from stepfleet.orchestrator.client.checkpoints import AgentCheckpoint
 from stepfleet.orchestrator.client.comparison import RunComparison, compared
 from stepfleet.orchestrator.client.control import ensure_resumable
 from stepfleet.orchestrator.client.copies import (
-    ForkOrder,
     capture,
     cost_calls,
     forked,
@@ -169,19 +168,19 @@ class AsyncFleetHistory:
         if tools is not None:
             config = with_tools(config, await _known(client, config), list(tools))
         own = stored_overrides(config, overrides)
-        order = ForkOrder(
-            run_id=checked_id(new_run_id, "new_run_id"),
-            config=config,
-            overrides=merged_overrides(run.overrides, own),
+        imported = forked(
+            run,
+            checked_id(new_run_id, "new_run_id"),
+            config,
+            merged_overrides(run.overrides, own),
             at=at,
             message=() if message is None else parse_input(message, "message"),
             metadata=None if metadata is None else parse_metadata(dict(metadata)),
         )
-        imported = forked(run, order)
         await client.accept([config])
         await client.store.configs.save(config)
         await client.store.submission.adopt(imported)
-        return order.run_id
+        return imported.run.run_id
 
     async def compare(self, first: str, second: str) -> RunComparison:
         """Return how the run `second` differs from `first`, as far as both have come."""

@@ -12,7 +12,7 @@ from stepfleet.orchestrator.batches.files.lines import (
     AfterFailed,
     check_before,
     input_of,
-    parse_after_failed,
+    one_of,
     parse_input,
     parse_metadata,
     parse_tenant,
@@ -230,7 +230,7 @@ def after_of(runs: AfterRuns | None, failed: Any, given: Any) -> After | None:
 
     Raises `ConfigurationError` that names the field.
     """
-    failed = parse_after_failed(failed)
+    failed = one_of(failed, "after_failed", AfterFailed)
     if runs is None:
         return None
     names = _named(runs)

@@ -9,9 +9,15 @@ from typing import Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import stored_overrides
+from stepfleet.orchestrator.batches.files.lines import one_of
 from stepfleet.orchestrator.batches.files.source import BatchInput, Given, open_input
-from stepfleet.orchestrator.batches.following import check_times, due, tick_id
-from stepfleet.orchestrator.batches.scheduling import PAUSED_LOOK, Scheduling
+from stepfleet.orchestrator.batches.scheduling import (
+    PAUSED_LOOK,
+    Scheduling,
+    check_times,
+    due,
+    tick_id,
+)
 from stepfleet.orchestrator.client.batch import AsyncBatch
 from stepfleet.orchestrator.client.inputs import BatchOptions, batch_submission
 from stepfleet.orchestrator.client.session import Client, FleetSession
@@ -69,8 +75,8 @@ class AsyncFleetSchedules:
         client, store = await self._open()
         now = await store.now()
         await asyncio.to_thread(check_times, cron, tz, jitter, now)
-        _check_word("missed", own.get("missed", "newest"), ("newest", "all", "skip"))
-        _check_word("overlap", own.get("overlap", "allow"), ("allow", "skip"))
+        one_of(own.get("missed", "newest"), "missed", Missed)
+        one_of(own.get("overlap", "allow"), "overlap", Overlap)
         if not isinstance(own.get("paused", False), bool):
             raise ConfigurationError(f"paused is {ascii(own['paused'])[:70]}; write True or False")
         for field in ("only_new", "after"):
@@ -187,8 +193,3 @@ def _lines(source: BatchInput) -> list[bytes]:
             )
             raise ConfigurationError(msg)
     return rows
-
-
-def _check_word(field: str, given: str, words: tuple[str, ...]) -> None:
-    if given not in words:
-        raise ConfigurationError(f"{field} is {given!r}; write {', '.join(words)}")

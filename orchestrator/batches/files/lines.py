@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
@@ -114,7 +114,7 @@ def parse_line(data: dict[str, Any], prompt: str | None = None) -> BatchLine:
     return BatchLine(
         line_id=parse_id(data.get("id"), "id"),
         after=after,
-        after_failed=parse_after_failed(data.get("after_failed", "stop")),
+        after_failed=one_of(data.get("after_failed", "stop"), "after_failed", AfterFailed),
         template=template,
         messages=input_of(given, "input", None if template else prompt, data),
         agent=agent_named(data),
@@ -141,11 +141,13 @@ def parse_after(value: Any) -> tuple[str, ...]:
     return tuple(one for one in ids if one)
 
 
-def parse_after_failed(value: Any) -> AfterFailed:
-    """Return what a run does if one before it did not complete."""
-    if value in ("stop", "run"):
-        return "stop" if value == "stop" else "run"
-    raise ConfigurationError(f"field 'after_failed' is {value!r}; write 'stop' or 'run'")
+def one_of(value: Any, name: str, words: Any) -> Any:
+    """Return one of the words of a `Literal`. Raises `ConfigurationError` for anything else."""
+    if value in get_args(words):
+        return value
+    *some, last = map(repr, get_args(words))
+    msg = f"field {name!r} is {ascii(value)[:70]}; write {', '.join(some)} or {last}"
+    raise ConfigurationError(msg)
 
 
 def check_before(count: int) -> None:

@@ -204,6 +204,12 @@ class RunSubmission(Gateway):
             created += [reply == "created" for reply in replies]
         return created
 
+    async def submit_all(self, runs: Sequence[NewRun]) -> int:
+        """Create runs and send the first hints of new ones; return how many are there then."""
+        created = zip(runs, await self.create_all(runs), strict=True)
+        await self.publish([run for run, is_new in created if is_new])
+        return len(runs)
+
     async def _send(self, calls: Sequence[ScriptCall]) -> list[Any]:
         try:
             return await self._pace.send(calls)
