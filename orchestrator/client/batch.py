@@ -428,7 +428,10 @@ async def registered(
     """
     config = await client.config_of(agent)
     changes = dict(options)
-    name = _name(changes.pop("name", None)) or f"{source.name or source.batch_id}: {config.name}"
+    name = changes.pop("name", None)
+    if not isinstance(name, str | None):
+        raise ConfigurationError(f"field 'name' is {ascii(name)[:70]}; write a text")
+    name = name or f"{source.name or source.batch_id}: {config.name}"
     plan = _plan(config, text, changes)
     digest = hashlib.sha256(plan.to_json().encode()).hexdigest()
     batch_id = follow_up_id(source.batch_id, digest)
@@ -474,12 +477,14 @@ def _plan(config: AgentConfig, text: str | None, changes: Mapping[str, Any]) -> 
     check_places(text, places)
     input_of(text, "input", config.prompt)
     until_one, rule = overrides.pop("until_one", False), overrides.pop("after_failed", "skip")
+    if until_one and page in (None, 1):
+        raise ConfigurationError("field 'until_one' needs a 'page' of 2 rows or more, as page=100")
     return FollowUp(
         agent=config.name,
         config=config.digest,
         input=text,
         page=page,
-        until_one=_until_one(page, given=until_one),
+        until_one=bool(until_one),
         after_failed=one_of(rule, "after_failed", AfterFailedRuns),
         tenant=parse_tenant(overrides.pop("tenant", None)),
         priority=priority_of(overrides.pop("priority", None)),
@@ -506,12 +511,6 @@ async def _ensure_room(client: Client, source: Manifest) -> None:
         raise ConfigurationError(f"{msg}: submit it again, and what follows it with it")
 
 
-def _name(given: Any) -> str:
-    if given is None or isinstance(given, str):
-        return given or ""
-    raise ConfigurationError(f"field 'name' is {ascii(given)[:70]}; write a text")
-
-
 def _page(given: Any) -> int | None:
     if given is None:
         return None
@@ -519,9 +518,3 @@ def _page(given: Any) -> int | None:
         return given
     msg = f"field 'page' is {given!r}; write how many rows a run gets, 1 to {MOST_ROWS:,}"
     raise ConfigurationError(msg)
-
-
-def _until_one(page: int | None, *, given: Any) -> bool:
-    if given and (page is None or page == 1):
-        raise ConfigurationError("field 'until_one' needs a 'page' of 2 rows or more, as page=100")
-    return bool(given)

@@ -186,10 +186,10 @@ def messages_of(given: Input, prompt: str | None = None) -> tuple[Message, ...]:
     `ConfigurationError` that names field and fix.
     """
     if isinstance(given, AgentRunResult):
-        return input_of(_answer(given), "input", prompt)
-    if isinstance(given, Mapping):
-        return input_of(_data(given), "input", prompt)
-    if isinstance(given, str):
+        given = _answer(given)
+    elif isinstance(given, Mapping):
+        given = stored_form(dict(given), INPUT_LIMIT, "input")
+    if isinstance(given, str | dict):
         return input_of(given, "input", prompt)
     other: Any = given
     if isinstance(other, Iterable) and not isinstance(other, bytes | bytearray):
@@ -205,10 +205,6 @@ def origin_of(given: Input) -> RunOrigin | None:
     if isinstance(given, AgentRunResult):
         return RunOrigin(kind=OriginKind.RESULT, run_id=given.run_id)
     return None
-
-
-def _data(given: Mapping[str, Any]) -> Any:
-    return stored_form(dict(given), INPUT_LIMIT, "input")
 
 
 def _answer(result: AgentRunResult) -> str:

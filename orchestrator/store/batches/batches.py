@@ -84,6 +84,7 @@ class Batches(Gateway):
 
     def __init__(self, opened: Opened) -> None:
         super().__init__(opened)
+        self._shards = range(opened.keys.shards)
         self._all, self._sweeps = opened.keys.of(keys.BATCHES), opened.keys.of(keys.SWEEPS)
         self._retention = timedelta(seconds=opened.settings.retention)
 
@@ -316,10 +317,6 @@ class Batches(Gateway):
             if line_id in lines:
                 return run_ids[lines.index(line_id)]
         return None
-
-    @property
-    def _shards(self) -> range:
-        return range(self._keys.shards)
 
     async def counters(self, batch_id: str) -> list[dict[str, str]]:
         """Return each shard's counters of a batch."""

@@ -125,6 +125,7 @@ class BatchUpkeep(Gateway):
     ) -> None:
         super().__init__(opened)
         self._batches, self._follow_ups, self._requests = batches, follow_ups, requests
+        self._shards = range(opened.keys.shards)
         self._upkeep = opened.keys.of(keys.UPKEEP)
         self._retention_ms = opened.settings.retention * 1000
 
@@ -228,7 +229,3 @@ class BatchUpkeep(Gateway):
     async def _now(self) -> int:
         # Read anew: the times that scripts have just written must not be ahead of it.
         return milliseconds(await self._connection.read_clock())
-
-    @property
-    def _shards(self) -> range:
-        return range(self._keys.shards)

@@ -244,19 +244,20 @@ class RunSubmission(Gateway):
         Raises `ConflictError` if another run has its id, `StoreError` when Redis stays out
         of reach or refuses because its memory is full.
         """
+        run, state = imported.run, imported.state
         try:
             outcome = await self._adopt(imported)
         except ResponseError as error:
             raise _refused(error) from None
         if outcome == "exists":
             msg = (
-                f"a run of the id {imported.run.run_id} is there already; "
+                f"a run of the id {run.run_id} is there already; "
                 "choose another id (uuid.uuid4()) for this one"
             )
             raise ConflictError(msg)
         # Also after a repetition, whose first reply was lost: a second hint does no harm.
-        if imported.state.status in _AT_WORK:
-            await self._dispatch.published(_hint(imported), imported.run.agent)
+        if state.status in _AT_WORK:
+            await self._dispatch.published(Work(run.run_id, imported.step), run.agent)
         return outcome == "created"
 
     async def _adopt(self, imported: ImportedRun) -> str:
@@ -273,8 +274,20 @@ class RunSubmission(Gateway):
         # Again where a staged page has expired, or another call for the same run took the pages.
         for _ in range(_TRIES):
             counts = [len(header), *await self._stage_all(run.run_id, digest, parts)]
-            values = [part for part, count in zip(parts, counts, strict=True) if count > 0]
-            (outcome,) = await self._write(imported, digest, events, counts, values)
+            (outcome,) = await self._pushing.run(
+                "adopt",
+                run.run_id,
+                digest,
+                state.status.value,
+                imported.step,
+                round(self._settings.grace * 1000),
+                self._settings.retention,
+                self._dispatch.message(Work(run.run_id, imported.step), run.agent),
+                stored_events(events),
+                len(events),
+                *counts,
+                *(one for part, n in zip(parts, counts, strict=True) if n > 0 for one in part),
+            )
             if outcome != "missing":
                 return str(outcome)
         msg = f"the log of the new run {run.run_id} does not stay in Redis; try again"
@@ -292,30 +305,6 @@ class RunSubmission(Gateway):
                 await self._scripts.run("stage", run_id, digest, name, lifetime, *page)
             counts.append(-len(part) // 2 if len(parted) > 1 else len(part))
         return counts
-
-    async def _write(
-        self,
-        imported: ImportedRun,
-        digest: str,
-        events: Events,
-        counts: list[int],
-        values: list[list[Any]],
-    ) -> Any:
-        run, state = imported.run, imported.state
-        return await self._pushing.run(
-            "adopt",
-            run.run_id,
-            digest,
-            state.status.value,
-            imported.step,
-            round(self._settings.grace * 1000),
-            self._settings.retention,
-            self._dispatch.message(_hint(imported), run.agent),
-            stored_events(events),
-            len(events),
-            *counts,
-            *(value for part in values for value in part),
-        )
 
 
 def _revoked(run: NewRun) -> ConfigurationError:
@@ -403,10 +392,6 @@ def _queued(run: NewRun, now: datetime) -> Events:
     payload |= {"tenant": run.tenant} if run.tenant else {}
     execution = f"{run.run_id}:1"
     return Events([Event(EventType.STATUS, run.run_id, execution, now, payload, run.parent)])
-
-
-def _hint(imported: ImportedRun) -> Work:
-    return Work(imported.run.run_id, imported.step)
 
 
 def pages(part: Sequence[Any]) -> Iterator[Sequence[Any]]:
