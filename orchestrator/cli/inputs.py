@@ -14,6 +14,7 @@ import typer
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig, named_overrides
+from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT, format_of, read_object
 from stepfleet.orchestrator.batches.files.openai_format import plain_config
 from stepfleet.orchestrator.batches.files.source import BatchInput
@@ -105,6 +106,20 @@ def default_agent(agents: Mapping[str, Agent], named: str | None) -> str | None:
     if named is None and len(agents) == 1:
         return next(iter(agents))
     return named
+
+
+def agents_of(reference: str | None, named: str | None) -> tuple[dict[str, Agent], str | None]:
+    """Return the agents of `--agents`, if any, and the name of that of lines that name none."""
+    known = load_agents(reference) if reference else {}
+    return known, default_agent(known, named) if known else named
+
+
+def agent_of(reference: str | None, named: str | None) -> Agent | str:
+    """Return the agent of `--agents` and `--agent`. Raises `ConfigurationError` for none."""
+    known, name = agents_of(reference, named)
+    if name is None:
+        raise ConfigurationError("name the agent: --agent NAME, or --agents MODULE with just one")
+    return known.get(name, name)
 
 
 def configs_used(

@@ -13,15 +13,12 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.scheduling import at, ticks_after
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.fleet import print_found, with_fleet
-from stepfleet.orchestrator.cli.inputs import LineOptions, seconds_of
+from stepfleet.orchestrator.cli.inputs import LineOptions, agent_of, seconds_of
 from stepfleet.orchestrator.cli.terminal import WIDE, count, print_text, seconds, shown
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import PRIORITIES
 from stepfleet.orchestrator.records.schedule import ScheduleView
 
@@ -65,7 +62,7 @@ def schedule_add(
     """Submit a file as a batch again and again; its lines are stored with the schedule."""
     chosen: Any = {"cron": cron, "tz": tz, "jitter": seconds_of(jitter, "--jitter")}
     chosen |= {"missed": missed, "overlap": overlap, "paused": paused, **asdict(lines)}
-    by = _agent(agents, agent)
+    by = agent_of(agents, agent)
     print_found(
         data, lambda fleet: fleet.schedules.add(name, file, by, **chosen), next_words, json=json
     )
@@ -261,17 +258,3 @@ def _then(view: ScheduleView) -> list[datetime]:
     # Redis keeps the next one in milliseconds.
     later = following + timedelta(milliseconds=1)
     return list(islice((one for one in times if one > later), MOST_SHOWN))
-
-
-def _agent(reference: str | None, name: str | None) -> Agent | str:
-    if reference is None:
-        if name is None:
-            raise ConfigurationError("name the agent: --agent NAME, or --agents MODULE")
-        return name
-    agents = load_agents(reference)
-    if name is None and len(agents) == 1:
-        return next(iter(agents.values()))
-    if name not in agents:
-        known = ", ".join(sorted(agents)) or "none"
-        raise ConfigurationError(f"--agent {name or ''}: {reference} has: {known}")
-    return agents[name]

@@ -13,12 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.batches import causes_of, summary, with_causes
 from stepfleet.orchestrator.cli.fleet import with_fleet
-from stepfleet.orchestrator.cli.inputs import FileOptions, default_agent, overrides_of
+from stepfleet.orchestrator.cli.inputs import FileOptions, agent_of, agents_of, overrides_of
 from stepfleet.orchestrator.cli.model_check import check_calls
 from stepfleet.orchestrator.cli.notes import new_key, only_writer
 from stepfleet.orchestrator.cli.options import COMPLETED, INTERRUPTED, SOME_FAILED, data_option
@@ -154,8 +153,7 @@ def submit(
     results.check()
     if results.out is not None:
         _check_out(results.out, file, results, wait=wait)
-    known = load_agents(agents) if agents else {}
-    default = default_agent(known, agent) if known else agent
+    known, default = agents_of(agents, agent)
     if not no_check:
         # The workers' keys are theirs: only a key that is here is tried.
         tried = [known[default].config] if default in known else []
@@ -250,14 +248,11 @@ def then(
     """Have another batch work on a batch's results when that has ended, and print its id."""
     given: Any = {**asdict(following), "tenant": tenant, "priority": priority}
     text, raised = given.pop("text"), overrides_of(given.pop("raised"))
-    known = load_agents(agents) if agents else {}
-    chosen = default_agent(known, agent) if known else agent
-    if chosen is None:
-        raise ConfigurationError("name the agent of the new batch: --agent NAME")
+    by = agent_of(agents, agent)
 
     async def register(fleet: AsyncFleet) -> int:
         found = await fleet.batches.get(batch)
-        made = await found.then(known.get(chosen, chosen), text, **given, **raised)
+        made = await found.then(by, text, **given, **raised)
         if not made.is_new:
             notice(f"Batch {made.id} follows batch {batch} already")
         return await _print_batch(made, json=json)

@@ -223,13 +223,14 @@ class AsyncFleet:
             limited=given.limit is not None,
             origin=origin_of(input),
             after=given.after,
+            is_named=given.run_id is not None,
         )
         await client.store.submission.require_room()
         await client.accept([config])
         await client.store.configs.save(config)
         if given.limit:
             await self.limits.submitted(run.run_id, given.limit)
-        if await client.store.submission.create(run, is_named=given.run_id is not None):
+        if await client.store.submission.create(run):
             await client.store.submission.publish([run])
         return run.run_id
 

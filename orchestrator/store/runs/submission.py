@@ -7,7 +7,7 @@ import hashlib
 import json
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -36,7 +36,7 @@ from stepfleet.orchestrator.store.codec import (
 )
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.lua import ScriptCall, flat, run_script
+from stepfleet.orchestrator.store.lua import flat, run_script
 from stepfleet.orchestrator.store.pace import SweepPace
 
 PAGE_FIELDS, PAGE_BYTES = 400, 256 * 1024
@@ -89,8 +89,8 @@ class NewRun:
     `delay`: seconds before its first step may start. `limited`: it, or its batch, has a limit of
     its own. `returns_to`: the call that waits for its end. `depth`: how many runs
     are above it, each started by a call of the one before. `after`: the runs whose ends it waits
-    for. `billed`: the batch that pays for a run above it. `given`: what it is made of (see
-    `given_of`), where its id may be that of another run. `model`: what its agent calls first.
+    for. `billed`: the batch that pays for a run above it. `is_named`: a caller chose its id, which
+    may be that of a run of another input. `model`: what its agent calls first.
     """
 
     run_id: str
@@ -113,7 +113,7 @@ class NewRun:
     depth: int = 0
     after: After | None = None
     billed: str | None = None
-    given: str = ""
+    is_named: bool = False
     model: str = ""
 
 
@@ -165,31 +165,18 @@ class RunSubmission(Gateway):
             msg = f"max_active_runs is {self._most:,}, and as many are active: submit it later"
             raise StoreError(msg)
 
-    async def create(self, run: NewRun, made: str | None = None, *, is_named: bool = False) -> bool:
+    async def create(self, run: NewRun) -> bool:
         """Create a run and make its first step due; return False if it was there already.
 
-        `made` is the token of the call: a repetition of it returns True as the first did. With
-        `is_named` the id is one that a caller chose, and may be that of a run of another input.
         Raises `StoreError` when Redis stays out of reach, or refuses because its memory is full,
         `ConfigurationError` where the run's batch was cancelled as a whole, and `ConflictError`
-        where a run with that chosen id is of another input.
+        where a run with an id that its caller chose is of another input.
         """
-        if is_named:
-            run = replace(run, given=given_of(run))
-        call = self._call(run, await self._connection.now(), made or _made())
+        call = self._call(run, await self._connection.now(), _made())
         try:
-            reply = await run_script(self._connection, *call)
+            return _is_new(run, await run_script(self._connection, *call))
         except ResponseError as error:
             raise _refused(error) from None
-        if reply == "cancelled":
-            raise _revoked(run)
-        if reply == "other":
-            msg = (
-                f"run {run.run_id} is there already, and is of another agent, input or overrides;"
-                " use another run_id, or idempotency_key, for another run"
-            )
-            raise ConflictError(msg)
-        return bool(reply == "created")
 
     async def create_all(self, runs: Sequence[NewRun]) -> list[bool]:
         """Create runs whose commands travel together; tell of each whether it is new.
@@ -198,10 +185,11 @@ class RunSubmission(Gateway):
         """
         now, made, created = await self._connection.now(), _made(), list[bool]()
         for group in self._pace.groups(runs):
-            replies = await self._send([self._call(run, now, made) for run in group])
-            if "cancelled" in replies:
-                raise _revoked(group[0])
-            created += [reply == "created" for reply in replies]
+            try:
+                replies = await self._pace.send([self._call(run, now, made) for run in group])
+            except ResponseError as error:
+                raise _refused(error) from None
+            created += map(_is_new, group, replies)
         return created
 
     async def submit_all(self, runs: Sequence[NewRun]) -> int:
@@ -209,12 +197,6 @@ class RunSubmission(Gateway):
         created = zip(runs, await self.create_all(runs), strict=True)
         await self.publish([run for run, is_new in created if is_new])
         return len(runs)
-
-    async def _send(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        try:
-            return await self._pace.send(calls)
-        except ResponseError as error:
-            raise _refused(error) from None
 
     def _call(self, run: NewRun, now: datetime, made: str) -> tuple[Any, ...]:
         queued = _queued(run, now)
@@ -229,7 +211,7 @@ class RunSubmission(Gateway):
             round(run.delay * 1000),
             **header_of(run, first_handoff(run, now)),
             made=made,
-            **({"given": run.given} if run.given else {}),
+            **({"given": given_of(run)} if run.is_named else {}),
         )
 
     async def publish(self, runs: Sequence[NewRun]) -> None:
@@ -307,12 +289,21 @@ class RunSubmission(Gateway):
         return counts
 
 
-def _revoked(run: NewRun) -> ConfigurationError:
-    msg = (
-        f"batch {run.batch_id} was cancelled: no more runs of it are created; submit these lines "
-        "with another idempotency key"
-    )
-    return ConfigurationError(msg)
+def _is_new(run: NewRun, reply: Any) -> bool:
+    """Return what the script says of a run. Raises as `create`."""
+    if reply == "cancelled":
+        msg = (
+            f"batch {run.batch_id} was cancelled: no more runs of it are created; submit these "
+            "lines with another idempotency key"
+        )
+        raise ConfigurationError(msg)
+    if reply == "other":
+        msg = (
+            f"run {run.run_id} is there already, and is of another agent, input or overrides;"
+            " use another run_id, or idempotency_key, for another run"
+        )
+        raise ConflictError(msg)
+    return bool(reply == "created")
 
 
 def _refused(error: ResponseError) -> StoreError:
