@@ -12,7 +12,7 @@ from stepfleet.orchestrator.records.errors import Cause
 from stepfleet.orchestrator.records.run.facts import FailedRun, explains
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import NOT_COMPLETED, Lifecycle
-from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
+from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
 from stepfleet.orchestrator.store.runs.reading import RunReader
 
 ROWS = 2_000
@@ -130,15 +130,11 @@ async def failed_in(
     wanted: Collection[Lifecycle] = NOT_COMPLETED,
 ) -> AsyncGenerator[list[FailedRun]]:
     """Yield the runs of `wanted` end states, page by page; `on_rows` gets the rows so far."""
-    for first in range(0, manifest.rows, ROWS):
-        last = min(first + ROWS, manifest.rows)
-        run_ids = [run_id_of(manifest.batch_id, row) for row in range(first, last)]
-        statuses = await batches.statuses(run_ids)
-        pairs = zip(run_ids, statuses, strict=True)
-        ended = [run_id for run_id, status in pairs if status in wanted]
-        if ended:
+    rows = 0
+    for run_ids in pages_of(manifest.batch_id, manifest.rows, ROWS):
+        if ended := await batches.in_states(run_ids, wanted):
             yield await runs.failed(ended)
-        on_rows(last)
+        on_rows(rows := rows + len(run_ids))
 
 
 def failure_of(result: AgentRunResult) -> FailedRun | None:

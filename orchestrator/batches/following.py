@@ -5,19 +5,13 @@ where another one died makes the same runs. Memory holds a page of results at a 
 """
 
 import asyncio
-import hashlib
 import logging
-from collections import deque
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
-from itertools import count
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.files.lines import input_of
-from stepfleet.orchestrator.batches.submit import CHUNK_BYTES
+from stepfleet.orchestrator.batches.submit import take
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.protocol.fold import (
     COUNT,
@@ -29,187 +23,13 @@ from stepfleet.orchestrator.protocol.fold import (
 )
 from stepfleet.orchestrator.records.batch import FollowUp, Manifest
 from stepfleet.orchestrator.records.conversation.messages import Message
-from stepfleet.orchestrator.records.schedule import Schedule
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
-from stepfleet.orchestrator.records.text.validation import duration
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.upkeep import follow_up_id
 from stepfleet.orchestrator.store.codec import MESSAGES, Fields
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.runs.submission import NewRun
 from stepfleet.orchestrator.store.store import Store
-
-MOST_MADE_UP = 100
-"""Ticks that are made up at the most."""
-MOST_LOOKED_AT = 10_000
-"""Ticks that are counted: of a longer gap only the end matters."""
-IN_TIME = timedelta(seconds=60)
-"""A tick that is submitted so much later was not missed."""
-ALIASES = {
-    "@yearly": "0 0 1 1 *",
-    "@monthly": "0 0 1 * *",
-    "@weekly": "0 0 * * 0",
-    "@daily": "0 0 * * *",
-    "@hourly": "0 * * * *",
-}
-EVERY = "@every "
-LEAST_EVERY, MOST_EVERY = 60, 366 * 86_400
-"""Seconds between the ticks of `@every`."""
-LONGEST_JITTER = 86_400.0
-TICK, TICK_DATE = "{tick}", "{tick_date}"
-"""Places in a schedule's lines: the tick's time, and its date, in the time zone of the schedule."""
-_LOCAL = frozenset({"localtime", "posix", "posixrules", "right", "Factory"})
-"""Zones that other machines may not have, or have otherwise."""
-_TICK_FIELDS = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """The ticks to be submitted now, how many are left out, and when to look again.
-
-    `last` is the newest tick that is handled when all that is done.
-    """
-
-    ticks: tuple[datetime, ...]
-    left_out: int
-    next_look: datetime
-    last: datetime | None = None
-
-
-def check_times(cron: str, tz: str, jitter: float, now: datetime) -> None:
-    """Raise `ConfigurationError` that names the field where a schedule would never tick again."""
-    for field, text in (("cron", cron), ("tz", tz)):
-        if not isinstance(text, str):
-            raise ConfigurationError(f"{field} is {ascii(text)[:70]}; write it as text")
-    _zone(tz)
-    if not isinstance(jitter, int | float) or not 0 <= jitter <= LONGEST_JITTER:
-        msg = f"jitter is {jitter!r}; write seconds from 0 to {LONGEST_JITTER:.0f}"
-        raise ConfigurationError(msg)
-    if next(ticks_after(cron, tz, now), None) is None:
-        raise _no_date(cron)
-
-
-def ticks_after(cron: str, tz: str, after: datetime) -> Iterator[datetime]:
-    """Yield the ticks later than `after`, in UTC and without jitter.
-
-    Raises `ConfigurationError` for an invalid cron expression (of five fields) or time zone.
-    """
-    if cron.strip().startswith(EVERY):
-        return _at_intervals(cron, after)
-    from cronsim import CronSim, CronSimError  # noqa: PLC0415 - only where there are schedules
-
-    fields = ALIASES.get(cron.strip(), cron).split()
-    if fields and fields[0].startswith("@"):
-        msg = f"cron {cron[:100]!r}: write one of {', '.join(ALIASES)}, or @every 15m"
-        raise ConfigurationError(msg)
-    start = after.astimezone(_zone(tz))
-    try:
-        if len(fields) != _TICK_FIELDS:
-            raise CronSimError(f"it has {len(fields)} fields")  # noqa: TRY301 - as the library does
-        found = CronSim(" ".join(fields), start)
-    except CronSimError as error:
-        with suppress(CronSimError):  # of any month it would be right
-            CronSim(" ".join([*fields[:3], "*", *fields[4:]]), start)
-            if "day-of-month" in str(error):
-                raise _no_date(cron) from None
-        msg = f"cron {cron[:100]!r}: {error}; write minute, hour, day, month and weekday: 0 6 * * *"
-        raise ConfigurationError(msg) from None
-    return (one.astimezone(UTC) for one in found)
-
-
-def _no_date(cron: str) -> ConfigurationError:
-    return ConfigurationError(f"cron {cron[:100]!r} has no date that exists; change day or month")
-
-
-def due(schedule: Schedule, last: datetime | None, now: datetime) -> Due:
-    """Return what of a schedule is to be submitted at `now`; `last` is the newest tick handled.
-
-    A tick is due when its jitter is over. The newest due tick is not missed.
-    """
-    since = last or schedule.created
-    passed: list[datetime] = []
-    for number, tick in enumerate(ticks_after(schedule.cron, schedule.tz, since)):
-        if at(schedule, tick) > now:
-            return _policy(schedule, passed, now, at(schedule, tick))
-        if number >= MOST_LOOKED_AT:  # the gap is long: what is before its end does not matter
-            surely_due = now - timedelta(seconds=schedule.jitter)
-            return due(schedule, _latest_before(schedule, surely_due), now)
-        passed.append(tick)
-    return _policy(schedule, passed, now, now + timedelta(days=365))
-
-
-def at(schedule: Schedule, tick: datetime) -> datetime:
-    """Return when a tick is submitted: by a part of the jitter later, always the same one."""
-    if not schedule.jitter:
-        return tick
-    digest = hashlib.sha256(f"{schedule.name} {tick.isoformat()}".encode()).digest()
-    share = int.from_bytes(digest[:4], "big") / 2**32
-    return tick + timedelta(seconds=schedule.jitter * share)
-
-
-def tick_id(tick: datetime) -> str:
-    """Return a tick as text for ids: 20261123T060000Z."""
-    return tick.astimezone(UTC).strftime("%Y%m%dT%H%M%SZ")
-
-
-def placed(row: str, tick: datetime, tz: str) -> str:
-    """Return a line (JSON) with the tick's time and date in its places."""
-    if TICK not in row and TICK_DATE not in row:
-        return row
-    local = tick.astimezone(_zone(tz))
-    return row.replace(TICK, local.isoformat()).replace(TICK_DATE, f"{local:%Y-%m-%d}")
-
-
-def _at_intervals(cron: str, after: datetime) -> Iterator[datetime]:
-    """Yield the ticks of `@every`: multiples of it since 1970, UTC."""
-    every = duration(cron.strip().removeprefix(EVERY))
-    if every is None or not LEAST_EVERY <= every <= MOST_EVERY:
-        msg = f"cron {cron[:100]!r}: write a time from 1m to {MOST_EVERY // 86_400}d: @every 15m"
-        raise ConfigurationError(msg)
-    first = int(after.timestamp()) // every + 1
-    return (datetime.fromtimestamp(one * every, UTC) for one in count(first))
-
-
-def _policy(schedule: Schedule, passed: list[datetime], now: datetime, following: datetime) -> Due:
-    if schedule.missed == "skip":
-        kept = [one for one in passed[-1:] if at(schedule, one) >= now - IN_TIME]
-    else:
-        kept = passed[-MOST_MADE_UP if schedule.missed == "all" else -1 :]
-    last = passed[-1] if passed else None
-    return Due(tuple(kept), len(passed) - len(kept), following, last)
-
-
-def _latest_before(schedule: Schedule, until: datetime) -> datetime:
-    """Return the tick with as many after it up to `until` as are made up at most.
-
-    Going back twice as far each time finds it.
-    """
-    back = timedelta(minutes=MOST_MADE_UP)
-    while True:
-        ticks = ticks_until(ticks_after(schedule.cron, schedule.tz, until - back), until)
-        newest = deque(ticks, maxlen=MOST_MADE_UP + 1)
-        if len(newest) > MOST_MADE_UP:
-            return newest[0]
-        back *= 2
-
-
-def ticks_until(ticks: Iterator[datetime], until: datetime) -> Iterator[datetime]:
-    """Yield the ticks up to a time."""
-    for tick in ticks:
-        if tick > until:
-            return
-        yield tick
-
-
-def _zone(tz: str) -> ZoneInfo:
-    try:
-        if tz.split("/", maxsplit=1)[0] not in _LOCAL:
-            return ZoneInfo(tz)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        pass
-    msg = f"tz {tz[:100]!r} is not a time zone; write a name such as Europe/Berlin, or UTC"
-    raise ConfigurationError(msg)
-
 
 log = logging.getLogger(__name__)
 
@@ -358,8 +178,7 @@ class FollowUpSubmission:
             lacking = [n for n, status in zip(rows, there, strict=True) if status is None]
             found = {n: await self._read(plan, source, n * page, page) for n in lacking}
             drafts = await asyncio.to_thread(_drafts, target, plan, config, found)
-            for part in _parts(drafts):
-                await self._submit(part, waits)
+            await self._submit(iter(drafts), waits)
             created += len(rows) - len(lacking) + len(drafts)
         if not created:
             await self._index.begin(target.batch_id, 0, 0, 0)
@@ -369,17 +188,15 @@ class FollowUpSubmission:
         await self._index.begin(target.batch_id, target.rows, created, left_out)
         await self._batches.seal(target.batch_id)
 
-    async def _submit(self, runs: Sequence[NewRun], waits: str) -> None:
-        while runs:
-            room = await self._submission.room()
-            some, runs = runs[:room], runs[len(runs[:room]) :]
-            if some:
-                fresh = await self._submission.create_all(some)
-                new = [run for run, is_new in zip(some, fresh, strict=True) if is_new]
-                await self._submission.publish(new)
-            else:  # as many are active as there may be
+    async def _submit(self, runs: Iterator[NewRun], waits: str) -> None:
+        while True:
+            if (room := await self._submission.room()) == 0:  # as many are active as there may be
                 await self._hold(waits)
                 await asyncio.sleep(ROOM_SECONDS)
+            elif some := take(runs, ROWS if room is None else room):
+                await self._submission.submit_all(some)
+            else:
+                return
 
     async def _read(
         self, plan: FollowUp, source: Manifest, first: int, page: int
@@ -454,18 +271,3 @@ def _run(
         tenant=plan.tenant or (tenants.pop() if len(tenants) == 1 else None),
         priority=plan.priority,
     )
-
-
-def _parts(runs: Sequence[NewRun]) -> Iterator[list[NewRun]]:
-    """Yield runs in parts whose inputs have a megabyte together, or one run each."""
-    part: list[NewRun] = []
-    size = 0
-    for run in runs:
-        own = sum(len(str(one.content)) for one in run.messages)
-        if part and size + own > CHUNK_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(run)
-        size += own
-    if part:
-        yield part

@@ -180,9 +180,7 @@ class BatchResults:
         for start in range(0, len(run_ids), READ_AT_ONCE):
             chunk = list(run_ids[start : start + READ_AT_ONCE])
             if failed:
-                statuses = await self._batches.statuses(chunk)
-                pairs = zip(chunk, statuses, strict=True)
-                chunk = [run_id for run_id, status in pairs if status in NOT_COMPLETED]
+                chunk = await self._batches.in_states(chunk, NOT_COMPLETED)
             chunk = await self._unknown(chunk)
             for result in await asyncio.gather(*(self._result(run_id) for run_id in chunk)):
                 if result is not None:

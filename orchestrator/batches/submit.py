@@ -14,28 +14,25 @@ from collections.abc import (
     Collection,
     Iterable,
     Iterator,
-    Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from contextlib import asynccontextmanager, closing, suppress
+from dataclasses import dataclass
 
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.batches.check import (
     BatchCheck,
     Checked,
+    Draft,
+    Plan,
     Problems,
     check,
     examine,
+    spilled,
     valid_lines,
 )
-from stepfleet.orchestrator.batches.files.lines import RowRules
-from stepfleet.orchestrator.batches.files.source import BatchInput, Given, InputFormat, open_input
-from stepfleet.orchestrator.batches.plan import Draft, Plan
+from stepfleet.orchestrator.batches.files.source import BatchInput, open_input
 from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, StoreError
-from stepfleet.orchestrator.limits.limit import NORMAL, Limit
-from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.store.batches.batches import (
@@ -43,10 +40,11 @@ from stepfleet.orchestrator.store.batches.batches import (
     batch_id_of,
     id_of_keyed_batch,
     limit_name,
+    pages_of,
     run_id_of,
 )
 from stepfleet.orchestrator.store.codec import MESSAGES
-from stepfleet.orchestrator.store.runs.submission import NewRun
+from stepfleet.orchestrator.store.runs.submission import NewRun, Submission
 from stepfleet.orchestrator.store.store import Store
 
 READ_AT_ONCE = 50
@@ -57,13 +55,9 @@ _ANEW = "run the file without --only-new (only_new=True) for a batch of all its 
 class KnownRows:
     """The rows that a batch has. `runs` counts them, `with_ids` those that have an id."""
 
-    def __init__(self) -> None:
+    def __init__(self, keys: sqlite3.Connection) -> None:
         self.runs = self.with_ids = 0
-        # Filled and read in threads, one after the other.
-        self._keys = sqlite3.connect("", isolation_level=None, check_same_thread=False)
-        self._keys.execute("PRAGMA journal_mode = OFF")
-        self._keys.execute("CREATE TABLE known (key TEXT PRIMARY KEY) WITHOUT ROWID")
-        self._keys.execute("BEGIN")
+        self._keys = keys
 
     def add(self, rows: Iterable[tuple[str, str | None]]) -> None:
         """Note runs by line id and, where that is empty, stored input."""
@@ -85,16 +79,6 @@ class KnownRows:
         query = f"SELECT 1 FROM known WHERE key IN ({','.join('?' * len(keys))})"  # noqa: S608
         return self._keys.execute(query, keys).fetchone() is None
 
-    def close(self) -> None:
-        """Throw the keys away."""
-        self._keys.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 async def read_known(batches: Batches, manifest: Manifest, known: KnownRows) -> None:
     """Note the rows of all runs of a batch.
@@ -107,9 +91,8 @@ async def read_known(batches: Batches, manifest: Manifest, known: KnownRows) -> 
     if not manifest.sealed and not is_stalled(manifest, await batches.now()):
         msg = f"{name} is being submitted, or was a moment ago; repeat this command in 30 seconds"
         raise ConfigurationError(msg)
-    for start in range(0, manifest.rows, READ_AT_ONCE):
-        rows = range(start, min(start + READ_AT_ONCE, manifest.rows))
-        known.add(await batches.rows([run_id_of(manifest.batch_id, row) for row in rows]))
+    for run_ids in pages_of(manifest.batch_id, manifest.rows, READ_AT_ONCE):
+        known.add(await batches.rows(run_ids))
     gone = manifest.total - known.runs
     if manifest.sealed and gone > 0:
         raise ConfigurationError(
@@ -150,33 +133,6 @@ CHUNKS_IN_FLIGHT = 4
 FIRST_PAUSE, LONGEST_PAUSE = 0.05, 1.0
 """Seconds between looks for room, where the number of active runs is limited."""
 
-OnProgress = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class BatchOrder:
-    """A batch to submit. `agents` are those given as code, by name."""
-
-    source: Given
-    default_agent: str | None
-    agents: Mapping[str, AgentConfig]
-    overrides: Mapping[str, Any]
-    idempotency_key: str | None = None
-    skip_invalid: bool = False
-    only_new: bool = False
-    limit: Limit | None = None
-    priority: int = NORMAL
-    name: str | None = None
-    input_format: InputFormat | None = None
-    rules: RowRules = field(default_factory=RowRules)
-    on_progress: OnProgress = lambda _: None
-
-    def __post_init__(self) -> None:
-        """Raise `ConfigurationError` for a name that cannot be stored."""
-        if self.name and well_formed(self.name) is not self.name:
-            msg = "field 'name' holds a lone surrogate, which is not valid Unicode; leave it out"
-            raise ConfigurationError(msg)
-
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
@@ -201,98 +157,89 @@ class BatchSubmission:
         self._submission = store.submission
 
     async def submit(
-        self, order: BatchOrder, accept: Callable[[Sequence[AgentConfig]], Awaitable[None]]
+        self, submission: Submission, accept: Callable[[Sequence[AgentConfig]], Awaitable[None]]
     ) -> Submitted:
         """Submit a batch; existing runs stay as they are.
 
         `accept` receives the agents before the first run is created and raises
         `ConfigurationError` for those that no worker could run.
         """
-        source = await asyncio.to_thread(open_input, order.source, order.input_format)
+        source = await asyncio.to_thread(open_input, submission.source, submission.input_format)
         with source:
-            plan = await self._plan(order, replace(order.rules, is_table=source.is_table))
-            checked = await asyncio.to_thread(check, source, plan, skip_invalid=order.skip_invalid)
+            plan = await self._plan(submission, source)
+            checked = await asyncio.to_thread(check, source, plan)
             await accept(plan.configs)
-            await self._batches.ensure_runs(order.rules.after)
-            if order.only_new and checked.before:
+            if submission.after:
+                await self._batches.ensure_runs(submission.after.ids)
+            if submission.only_new and checked.before:
                 msg = "lines that wait for others are submitted together; leave only_new out"
                 raise ConfigurationError(f"field 'after': {msg}")
-            earlier = await self._earlier(order, source, plan) if order.only_new else None
+            earlier = await self._earlier(checked) if submission.only_new else None
             if earlier and (earlier.sealed or earlier.digest != checked.digest):
-                return await self._add(order, source, plan, checked, earlier)
-            manifest = await self._register(order, source, plan, checked)
+                return await self._add(checked, earlier)
+            manifest = await self._register(checked)
             if manifest.cancel_requested:
                 log.warning(_CANCELLED, manifest.batch_id)
-                return Submitted(manifest, checked.problems, is_new=False)
-            if not manifest.sealed:
-                drafts = valid_lines(source, plan, checked)
-                whole = await self._complete(order, manifest, plan, drafts)
+            elif not manifest.sealed:
+                whole = await self._complete(checked, manifest, valid_lines(checked))
                 return Submitted(whole, checked.problems, is_new=True)
         return Submitted(manifest, checked.problems, is_new=False)
 
     async def check(
-        self, order: BatchOrder, accept: Callable[[Sequence[AgentConfig]], Awaitable[None]]
+        self, submission: Submission, accept: Callable[[Sequence[AgentConfig]], Awaitable[None]]
     ) -> BatchCheck:
         """Look at a batch as `submit` does, and create nothing. Bad lines are in the answer.
 
         Raises `ConfigurationError` for what concerns the whole batch.
         """
-        source = await asyncio.to_thread(open_input, order.source, order.input_format)
+        source = await asyncio.to_thread(open_input, submission.source, submission.input_format)
         with source:
-            plan = await self._plan(order, replace(order.rules, is_table=source.is_table))
+            plan = await self._plan(submission, source)
             checked = await asyncio.to_thread(examine, source, plan)
         await accept(plan.configs)
-        batch_id, found = await self._found(order, checked)
+        batch_id, found = await self._found(checked)
         is_there = found is not None and await self._batches.has_runs(batch_id)
         return BatchCheck(
             lines=checked.rows,
             good=checked.total,
             bad=len(checked.problems.rows),
             problems=tuple(checked.problems.shown),
-            agents=tuple(sorted({config.name for config in plan.configs})),
+            agents=tuple(plan.agents),
             format=plan.format or "stepfleet",
             batch_id=batch_id,
             known=found.total if found and is_there else 0,
         )
 
-    async def _add(
-        self,
-        order: BatchOrder,
-        source: BatchInput,
-        plan: Plan,
-        checked: Checked,
-        earlier: Manifest,
-    ) -> Submitted:
+    async def _add(self, checked: Checked, earlier: Manifest) -> Submitted:
         """Add the rows that the earlier batch of the file lacks, after those that it has."""
-        with KnownRows() as known:
+        with closing(spilled("CREATE TABLE known (key TEXT PRIMARY KEY) WITHOUT ROWID")) as keys:
+            known = KnownRows(keys)
             await read_known(self._batches, earlier, known)
 
             def lacking() -> Iterator[Draft]:
-                lines = valid_lines(source, plan, checked)
-                return (draft for _, draft in lines if known.lacks(draft))
+                return (draft for _, draft in valid_lines(checked) if known.lacks(draft))
 
             new = await asyncio.to_thread(lambda: sum(1 for _ in lacking()))
             check_addition(earlier, known, new, checked.total)
             if new or not earlier.sealed:
-                names = {*earlier.agent.split(", "), *(config.name for config in plan.configs)}
+                names = {*earlier.agent.split(", "), *checked.plan.agents}
                 total, agent = known.runs + new, ", ".join(sorted(names))
                 manifest = await self._batches.extend(earlier, new, total, agent)
                 drafts = enumerate(lacking(), earlier.rows)
-                earlier = await self._complete(order, manifest, plan, drafts)
+                earlier = await self._complete(checked, manifest, drafts)
         return Submitted(earlier, checked.problems, is_new=new > 0, added=new)
 
-    async def _earlier(self, order: BatchOrder, source: BatchInput, plan: Plan) -> Manifest | None:
-        """Return the batch of the order's key, or the newest one of its file and agents."""
-        if order.idempotency_key:
-            found = await self._batches.find(id_of_keyed_batch(order.idempotency_key))
+    async def _earlier(self, checked: Checked) -> Manifest | None:
+        """Return the batch of the idempotency key, or the newest one of its file and agents."""
+        submission, path = checked.plan.submission, checked.source.path
+        if submission.idempotency_key:
+            found = await self._batches.find(id_of_keyed_batch(submission.idempotency_key))
             if found:
                 return found
-        name = order.name or ""
-        if not source.path and not name:
+        if not path and not submission.name:
             raise ConfigurationError("only_new needs a file or a name, to find its batch by")
-        agents = {config.name for config in plan.configs}
-        found = await self._batches.newest_of(source.path, name, agents)
-        if found and order.idempotency_key:
+        found = await self._batches.newest_of(path, submission.name or "", checked.plan.agents)
+        if found and submission.idempotency_key:
             msg = (
                 f"batch {found.batch_id} of this file is not this command's: add to it with "
                 "stepfleet submit FILE --only-new, or without an idempotency key"
@@ -301,18 +248,16 @@ class BatchSubmission:
         return found
 
     async def _complete(
-        self,
-        order: BatchOrder,
-        manifest: Manifest,
-        plan: Plan,
-        drafts: Iterator[tuple[int, Draft]],
+        self, checked: Checked, manifest: Manifest, drafts: Iterator[tuple[int, Draft]]
     ) -> Manifest:
-        for config in plan.configs:
+        submission = checked.plan.submission
+        for config in checked.plan.configs:
             await self._configs.save(config)
-        if order.limit:  # before the first run: no call of the batch escapes it
-            await self._limits.begin_with({limit_name(manifest.batch_id): order.limit})
+        if submission.limit:  # before the first run: no call of the batch escapes it
+            await self._limits.begin_with({limit_name(manifest.batch_id): submission.limit})
         async with self._seen_alive(manifest.batch_id):
-            await self._create_all(order, manifest, drafts)
+            runs = (_new_run(manifest, row, draft, submission) for row, draft in drafts)
+            await self._create_all(runs, submission.on_progress or (lambda _: None))
         await self._batches.seal(manifest.batch_id)
         return manifest.model_copy(update={"sealed": True})
 
@@ -334,33 +279,30 @@ class BatchSubmission:
             noting.cancel()
             await asyncio.gather(noting, return_exceptions=True)
 
-    async def _plan(self, order: BatchOrder, rules: RowRules) -> Plan:
+    async def _plan(self, submission: Submission, source: BatchInput) -> Plan:
         """Make the plan in a thread, as its checks run in one, and look agents up from there."""
         loop = asyncio.get_running_loop()
 
         def named(name: str) -> AgentConfig:
             return asyncio.run_coroutine_threadsafe(self._configs.named(name), loop).result()
 
-        return await asyncio.to_thread(
-            Plan, order.default_agent, order.agents, named, order.overrides, rules
-        )
+        return await asyncio.to_thread(Plan, submission, named, is_table=source.is_table)
 
-    async def _register(
-        self, order: BatchOrder, source: BatchInput, plan: Plan, checked: Checked
-    ) -> Manifest:
+    async def _register(self, checked: Checked) -> Manifest:
         """Return the batch's manifest as stored; if it was completed before, it is sealed."""
-        batch_id, found = await self._found(order, checked)
+        batch_id, found = await self._found(checked)
         if found and not await self._batches.is_forgettable(found):
             unfinished = not found.sealed or found.cancel_requested
             if unfinished or await self._batches.has_runs(batch_id):
                 return found
+        plan, source = checked.plan, checked.source
         manifest = Manifest(
             batch_id=batch_id,
-            key=_key_of(order, checked),
+            key=_key_of(checked),
             digest=checked.digest,
-            name=order.name or source.name,
+            name=plan.submission.name or source.name,
             path=source.path,
-            agent=", ".join(sorted({config.name for config in plan.configs})),
+            agent=", ".join(plan.agents),
             format=plan.format or "stepfleet",
             created=await self._batches.now(),
             total=checked.total,
@@ -372,44 +314,41 @@ class BatchSubmission:
         await self._batches.tidy()
         return manifest
 
-    async def _found(self, order: BatchOrder, checked: Checked) -> tuple[str, Manifest | None]:
+    async def _found(self, checked: Checked) -> tuple[str, Manifest | None]:
         """Return the batch's id, and what is stored of it.
 
         Raises `ConflictError` where its key is another batch's.
         """
-        given = order.idempotency_key
-        batch_id = batch_id_of(_key_of(order, checked))
+        batch_id = batch_id_of(_key_of(checked))
         found = await self._batches.find(batch_id)
         if found and found.digest != checked.digest:
+            key = checked.plan.submission.idempotency_key
             msg = (
-                f"idempotency key {given!r} belongs to batch {batch_id}, whose lines, agents or "
+                f"idempotency key {key!r} belongs to batch {batch_id}, whose lines, agents or "
                 "overrides differ from these; use another key for another batch"
             )
             raise ConflictError(msg)
         return batch_id, found
 
-    async def _create_all(
-        self, order: BatchOrder, manifest: Manifest, drafts: Iterator[tuple[int, Draft]]
-    ) -> None:
+    async def _create_all(self, runs: Iterator[NewRun], report: Callable[[int], None]) -> None:
         """Create the runs, a bounded number in flight: memory here does not grow with the file."""
         in_flight: set[asyncio.Task[int]] = set()
-        submitted = 0
+        create, submitted = self._submission.submit_all, 0
         try:
-            while chunk := await asyncio.to_thread(_take, drafts, await self._room(in_flight)):
-                runs = [_new_run(manifest, row, draft, order) for row, draft in chunk]
+            while chunk := await asyncio.to_thread(take, runs, await self._room(in_flight)):
                 # The first one alone: it loads the script for all others.
                 if not submitted and not in_flight:
-                    submitted += await self._create([runs.pop(0)])
-                in_flight.add(asyncio.create_task(self._create(runs)))
+                    submitted += await create([chunk.pop(0)])
+                in_flight.add(asyncio.create_task(create(chunk)))
                 if len(in_flight) >= CHUNKS_IN_FLIGHT:
                     done, in_flight = await asyncio.wait(
                         in_flight, return_when=asyncio.FIRST_COMPLETED
                     )
                     submitted += sum(task.result() for task in done)
-                    order.on_progress(submitted)
+                    report(submitted)
             for task in in_flight:
                 submitted += await task
-            order.on_progress(submitted)
+            report(submitted)
         finally:
             for task in in_flight:
                 task.cancel()
@@ -432,33 +371,24 @@ class BatchSubmission:
             room = await self._submission.room()
         return min(room, CHUNK)
 
-    async def _create(self, runs: Sequence[NewRun]) -> int:
-        created = await self._submission.create_all(runs)
-        fresh = [run for run, is_new in zip(runs, created, strict=True) if is_new]
-        await self._submission.publish(fresh)
-        return len(runs)
 
-
-def _key_of(order: BatchOrder, checked: Checked) -> str:
-    given = order.idempotency_key
+def _key_of(checked: Checked) -> str:
+    given = checked.plan.submission.idempotency_key
     return f"key:{given}" if given else f"content:{checked.digest}"
 
 
-def _take(drafts: Iterator[tuple[int, Draft]], most: int) -> list[tuple[int, Draft]]:
-    taken: list[tuple[int, Draft]] = []
+def take(runs: Iterator[NewRun], most: int) -> list[NewRun]:
+    """Return the next runs: up to `most`, with little text together, or one."""
+    taken: list[NewRun] = []
     left = CHUNK_BYTES
-    while left > 0 and len(taken) < most and (one := next(drafts, None)):
+    while left > 0 and len(taken) < most and (one := next(runs, None)):
         taken.append(one)
-        left -= _size(one[1])
+        contents = (message.content for message in one.messages)
+        left -= sum(len(text if isinstance(text, str) else str(text)) for text in contents)
     return taken
 
 
-def _size(draft: Draft) -> int:
-    contents = (message.content for message in draft.line.messages)
-    return sum(len(one if isinstance(one, str) else str(one)) for one in contents)
-
-
-def _new_run(manifest: Manifest, row: int, draft: Draft, order: BatchOrder) -> NewRun:
+def _new_run(manifest: Manifest, row: int, draft: Draft, submission: Submission) -> NewRun:
     config, line = draft.config, draft.line
     return NewRun(
         run_id=run_id_of(manifest.batch_id, row),
@@ -473,15 +403,16 @@ def _new_run(manifest: Manifest, row: int, draft: Draft, order: BatchOrder) -> N
         overrides=draft.overrides,
         metadata=line.metadata,
         tenant=line.tenant,
-        priority=order.priority,
-        limited=order.limit is not None,
-        after=_after(manifest, draft, order),
+        priority=submission.priority,
+        limited=submission.limit is not None,
+        after=_after(manifest, draft, submission),
     )
 
 
-def _after(manifest: Manifest, draft: Draft, order: BatchOrder) -> After | None:
+def _after(manifest: Manifest, draft: Draft, submission: Submission) -> After | None:
     line = draft.line
     ids = (run_id_of(manifest.batch_id, row) for row in draft.before)
     runs = dict(zip(line.after, ids, strict=True))
-    runs |= {run_id: run_id for run_id in order.rules.after}
+    if submission.after:
+        runs |= submission.after.runs
     return After(runs=runs, text=line.template, failed=line.after_failed) if runs else None

@@ -26,7 +26,7 @@ from stepfleet.orchestrator.cli.model_check import check_models
 from stepfleet.orchestrator.cli.notes import Note, RunNotes, new_key
 from stepfleet.orchestrator.cli.options import COMPLETED, INTERRUPTED, SOME_FAILED, data_option
 from stepfleet.orchestrator.cli.terminal import notice, print_json, shown
-from stepfleet.orchestrator.cli.workers import FleetPlan
+from stepfleet.orchestrator.cli.workers import FleetPlan, Simulated
 from stepfleet.orchestrator.client.approvals import asks_below
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
@@ -42,9 +42,7 @@ def ask(
     text: Annotated[str, typer.Argument(metavar="TEXT", help="The question; - reads stdin.")],
     *,
     agents: options.MaybeAgentsRef = None,
-    simulate: options.Simulate = None,
-    simulate_latency: options.SimulateLatency = None,
-    simulate_faults: options.SimulateFaults = None,
+    simulated: Simulated,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
@@ -53,8 +51,7 @@ def ask(
     Uses the workers of the Redis in STEPFLEET_REDIS_URL; without it, --agents names the agent's
     module, and a private Redis and a worker are started. Exit code 1: the run did not complete.
     """
-    fleet = FleetPlan(agents or "", 1).simulating(simulate, simulate_latency, simulate_faults)
-    plan = plan_for(agents, fleet, data)
+    plan = plan_for(agents, FleetPlan(agents or "", 1, simulate=simulated.wanted()), data)
     question = standard_input() if text == "-" else text
     return ask_agent(Question(agent, question, plan, data, json))
 

@@ -6,18 +6,69 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
+
+import typer
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import AgentConfig, named_overrides
+from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.files.lines import INPUT_LIMIT, format_of, read_object
 from stepfleet.orchestrator.batches.files.openai_format import plain_config
 from stepfleet.orchestrator.batches.files.source import BatchInput
-from stepfleet.orchestrator.client.inputs import BatchOptions
+from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.text.validation import duration
+
+
+@dataclass(frozen=True, slots=True)
+class LineOptions:
+    """How lines are read, and what holds for all their runs: options of `submit_batch`."""
+
+    input_format: Annotated[
+        Literal["jsonl", "json", "csv", "tsv", "parquet"] | None,
+        typer.Option(
+            "--input-format", help="Format of FILE; without it, the one its ending names."
+        ),
+    ] = None
+    input_field: Annotated[
+        str | None,
+        typer.Option(
+            "--input-field",
+            metavar="NAME",
+            help="The field to send, for an agent without a prompt.",
+        ),
+    ] = None
+    id_field: Annotated[
+        str | None, typer.Option("--id-field", metavar="NAME", help="The field that is a row's id.")
+    ] = None
+    tenant: options.Tenant = None
+    priority: options.BatchPriority = None
+    limit: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--limit",
+            metavar="FIELD=VALUE",
+            help="For the batch alone: in_flight=20, starts_per_minute=300, ...; again for more.",
+        ),
+    ] = None
+
+
+@dataclass(frozen=True, slots=True)
+class FileOptions(LineOptions):
+    """The same for a file that is submitted once."""
+
+    skip_invalid: Annotated[
+        bool,
+        typer.Option("--skip-invalid", help="Leave out bad lines instead of refusing the file."),
+    ] = False
+    only_new: Annotated[
+        bool,
+        typer.Option("--only-new", help="Add the rows that the batch of this file lacks to it."),
+    ] = False
 
 
 @contextlib.contextmanager
@@ -32,15 +83,15 @@ def named_file(path: Path) -> Iterator[Path]:
         yield Path(copy.name)
 
 
-def digest_of(source: BatchInput, form: BatchOptions = BatchOptions()) -> bytes:
+def digest_of(source: BatchInput, form: LineOptions = LineOptions()) -> bytes:
     """Return the content address of the lines and of the fields that they are read by."""
     digest = hashlib.sha256()
     for line in source:
         digest.update((line.data or b"") + b"\n")
-    if any(fields := [form.get("input_field"), form.get("id_field")]):
+    if any(fields := [form.input_field, form.id_field]):
         digest.update(exact_json.dumps(fields))
-    if tenant := form.get("tenant"):
-        digest.update(f"tenant {tenant}".encode())
+    if form.tenant:
+        digest.update(f"tenant {form.tenant}".encode())
     return digest.digest()
 
 
@@ -55,6 +106,20 @@ def default_agent(agents: Mapping[str, Agent], named: str | None) -> str | None:
     if named is None and len(agents) == 1:
         return next(iter(agents))
     return named
+
+
+def agents_of(reference: str | None, named: str | None) -> tuple[dict[str, Agent], str | None]:
+    """Return the agents of `--agents`, if any, and the name of that of lines that name none."""
+    known = load_agents(reference) if reference else {}
+    return known, default_agent(known, named) if known else named
+
+
+def agent_of(reference: str | None, named: str | None) -> Agent | str:
+    """Return the agent of `--agents` and `--agent`. Raises `ConfigurationError` for none."""
+    known, name = agents_of(reference, named)
+    if name is None:
+        raise ConfigurationError("name the agent: --agent NAME, or --agents MODULE with just one")
+    return known.get(name, name)
 
 
 def configs_used(

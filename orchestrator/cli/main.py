@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from stepfleet.orchestrator.cli.options import INTERRUPTED, USAGE
+from stepfleet.orchestrator.cli.options import INTERRUPTED, USAGE, with_records
 
 GROUPS = {
     "Run": {
@@ -107,7 +107,7 @@ class Command(TyperCommand):
         if isinstance(found, typer.Typer):
             return typer.main.get_group(found)
         app = typer.Typer(add_completion=False, context_settings=_HELP)
-        app.command(self.name)(found)
+        app.command(self.name)(with_records(found))
         return typer.main.get_command(app)
 
     def make_context(

@@ -30,6 +30,7 @@ from stepfleet.orchestrator.cli.terminal import count, notice, seconds, shown
 from stepfleet.orchestrator.cli.workers import (
     Child,
     FleetPlan,
+    Simulated,
     simulated,
     supervisor_of,
     watched_argv,
@@ -52,17 +53,14 @@ def up(
     workers: options.Workers = 1,
     slots: options.Slots = None,
     with_flower: Annotated[bool, typer.Option("--flower", help="Start Flower as well.")] = False,
-    simulate: options.Simulate = None,
-    simulate_latency: options.SimulateLatency = None,
-    simulate_faults: options.SimulateFaults = None,
+    simulation: Simulated,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Run a local fleet until Ctrl-C: Redis and workers.
 
     Commands in other terminals find it by the data folder, or by STEPFLEET_REDIS_URL.
     """
-    plan = FleetPlan(agents, workers, slots)
-    plan = plan.simulating(simulate, simulate_latency, simulate_faults)
+    plan = FleetPlan(agents, workers, slots, simulation.wanted())
     known = load_agents(agents)
     if plan.simulate is None:
         check_models([agent.config for agent in known.values()], os.environ)

@@ -1,9 +1,12 @@
 """Options that several commands share, declared once, and exit codes."""
 
+import inspect
 import shlex
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import wraps
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any
 
 import typer
 
@@ -13,7 +16,6 @@ DATA_FOLDER = Path(".stepfleet")
 _data = ContextVar("data", default=DATA_FOLDER)
 FLOWER_PORT = "STEPFLEET_FLOWER_PORT"
 DEFAULT_FLOWER_PORT = 5555
-Format = Literal["auto", "jsonl", "csv", "parquet", "stepfleet", "openai"]
 
 
 def of_data_folder(data: Path) -> Path:
@@ -29,6 +31,40 @@ def data_option() -> str:
     """
     data = _data.get()
     return "" if data == DATA_FOLDER else f" --data {shlex.quote(str(data))}"
+
+
+def with_records(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a command whose options are those of `command`, and the fields of its records."""
+
+    @wraps(command)
+    def call(**given: Any) -> Any:
+        return _called(command, given)
+
+    call.__signature__ = inspect.Signature(_parameters(command))  # type: ignore[attr-defined]
+    return call
+
+
+def _own(maker: Callable[..., Any]) -> Iterator[tuple[inspect.Parameter, Any]]:
+    """Yield the parameters, each with its record where it is one."""
+    for one in inspect.signature(maker, eval_str=True).parameters.values():
+        yield one, one.annotation if hasattr(one.annotation, "__dataclass_fields__") else None
+
+
+def _parameters(maker: Callable[..., Any]) -> list[inspect.Parameter]:
+    found = []
+    for one, record in _own(maker):
+        own = one.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        found += _parameters(record) if record else [own]
+    return found
+
+
+def _called(maker: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    return maker(
+        **{
+            one.name: _called(record, given) if record else given[one.name]
+            for one, record in _own(maker)
+        }
+    )
 
 
 AgentsRef = Annotated[
@@ -62,10 +98,6 @@ Data = Annotated[
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Out = Annotated[
-    Path | None,
-    typer.Option("--out", "-o", help="Results file: .csv, .parquet, or else JSON lines."),
-]
 Slots = Annotated[
     int | None,
     typer.Option(
@@ -73,22 +105,6 @@ Slots = Annotated[
     ),
 ]
 Workers = Annotated[int, typer.Option("--workers", "-w", min=1, max=256, help="Worker processes.")]
-SkipInvalid = Annotated[
-    bool, typer.Option("--skip-invalid", help="Leave out bad lines instead of refusing the file.")
-]
-InputKind = Annotated[
-    Literal["jsonl", "json", "csv", "tsv", "parquet"] | None,
-    typer.Option("--input-format", help="Format of FILE; without it, the one its ending names."),
-]
-InputField = Annotated[
-    str | None,
-    typer.Option(
-        "--input-field", metavar="NAME", help="The field to send, for an agent without a prompt."
-    ),
-]
-IdField = Annotated[
-    str | None, typer.Option("--id-field", metavar="NAME", help="The field that is a row's id.")
-]
 Tenant = Annotated[
     str | None,
     typer.Option("--tenant", metavar="NAME", help="Whom the runs are for, in costs and limits."),
@@ -111,32 +127,6 @@ BatchPriority = Annotated[
         help="Who goes first where runs wait for limits.",
     ),
 ]
-BatchLimit = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--limit",
-        metavar="FIELD=VALUE",
-        help="For the batch alone: in_flight=20, starts_per_minute=300, ...; again for more.",
-    ),
-]
-OnlyNew = Annotated[
-    bool,
-    typer.Option("--only-new", help="Add the rows that the batch of this file lacks to it."),
-]
-OutFormat = Annotated[
-    Format,
-    typer.Option(
-        "--format", help="Format of results; auto goes by the file's name, lines by the input."
-    ),
-]
-Fields = Annotated[
-    str | None,
-    typer.Option("--fields", metavar="NAMES", help="These fields: id,structured.*,cost_usd."),
-]
-Slim = Annotated[
-    bool, typer.Option("--slim", help="Short lines: the answer, stop reason, error and cost.")
-]
-Ordered = Annotated[bool, typer.Option("--ordered", help="Results in the order of the input.")]
 NoCheck = Annotated[
     bool,
     typer.Option(
@@ -163,32 +153,6 @@ Raised = Annotated[
 Again = Annotated[
     bool, typer.Option("--again", help="Begin a new batch of a file that already has one.")
 ]
-Simulate = Annotated[
-    str | None,
-    typer.Option(
-        "--simulate",
-        metavar="RULES",
-        help="Answer model calls by rules (file.py:name): no provider, key or network.",
-    ),
-]
-SimulateLatency = Annotated[
-    str | None,
-    typer.Option(
-        "--simulate-latency",
-        metavar="SECONDS",
-        help="Latency of simulated answers: 0.05, 0.2-1.5 (evenly), 1.0~0.5 (log-normal).",
-    ),
-]
-SimulateFaults = Annotated[
-    float | None,
-    typer.Option(
-        "--simulate-faults",
-        metavar="SHARE",
-        min=0,
-        max=1,
-        help="Share of simulated calls that fail and are retried, such as 0.05.",
-    ),
-]
 BasicAuth = Annotated[
     str | None,
     typer.Option(
@@ -197,20 +161,6 @@ BasicAuth = Annotated[
         metavar="USER:PASSWORD",
         help="Require this user and password. Prefer the variable: ps shows arguments.",
     ),
-]
-RunWorkers = Annotated[
-    int,
-    typer.Option(
-        "--workers", "-w", min=0, max=256, help="Worker processes; 0 if others do the work."
-    ),
-]
-RetryFailed = Annotated[
-    bool,
-    typer.Option("--retry-failed", help="Retry the batch's runs that did not complete."),
-]
-GoOnWith = Annotated[
-    str | None,
-    typer.Option("--batch", "-b", metavar="ID", help="Resume this batch; no FILE."),
 ]
 
 

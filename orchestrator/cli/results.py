@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Annotated, Any, Literal, TypeVar
+
+import typer
 
 from stepfleet.orchestrator.batches.check import BatchCheck
 from stepfleet.orchestrator.batches.files.tables import require_arrow, select
@@ -37,11 +39,26 @@ SLIM_COLUMNS = (
 class ResultOptions:
     """The options `--out`, `--format`, `--fields`, `--slim` and `--ordered` as they are given."""
 
-    out: Path | None = None
-    output_format: str = "auto"
-    fields: str | None = None
-    slim: bool = False
-    ordered: bool = False
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="Results file: .csv, .parquet, or else JSON lines."),
+    ] = None
+    output_format: Annotated[
+        Literal["auto", "jsonl", "csv", "parquet", "stepfleet", "openai"],
+        typer.Option(
+            "--format", help="Format of results; auto goes by the file's name, lines by the input."
+        ),
+    ] = "auto"
+    fields: Annotated[
+        str | None,
+        typer.Option("--fields", metavar="NAMES", help="These fields: id,structured.*,cost_usd."),
+    ] = None
+    slim: Annotated[
+        bool, typer.Option("--slim", help="Short lines: the answer, stop reason, error and cost.")
+    ] = False
+    ordered: Annotated[
+        bool, typer.Option("--ordered", help="Results in the order of the input.")
+    ] = False
 
     @property
     def form(self) -> dict[str, Any]:

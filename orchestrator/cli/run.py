@@ -10,10 +10,10 @@ import hashlib
 import os
 import shlex
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -27,6 +27,7 @@ from stepfleet.orchestrator.cli.batches import raises
 from stepfleet.orchestrator.cli.crew import Crew
 from stepfleet.orchestrator.cli.fleet import DataFolder, local_redis, warn_of
 from stepfleet.orchestrator.cli.inputs import (
+    FileOptions,
     configs_used,
     default_agent,
     digest_of,
@@ -40,99 +41,54 @@ from stepfleet.orchestrator.cli.result_file import check_apart, check_writable, 
 from stepfleet.orchestrator.cli.results import ResultOptions
 from stepfleet.orchestrator.cli.submit import EndedBatch, follow, print_ended, print_skipped
 from stepfleet.orchestrator.cli.terminal import notice
-from stepfleet.orchestrator.cli.workers import FleetPlan
+from stepfleet.orchestrator.cli.workers import FleetPlan, Simulated
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
-from stepfleet.orchestrator.client.inputs import BatchOptions
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.settings import load_settings
 
 
-def run(
-    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help=options.INPUTS)] = None,
-    *,
-    agents: options.AgentsRef,
-    agent: options.AgentName = None,
-    out: options.Out = None,
-    workers: options.RunWorkers = 1,
-    slots: options.Slots = None,
-    simulate: options.Simulate = None,
-    simulate_latency: options.SimulateLatency = None,
-    simulate_faults: options.SimulateFaults = None,
-    data: options.Data = options.DATA_FOLDER,
-    skip_invalid: options.SkipInvalid = False,
-    input_format: options.InputKind = None,
-    input_field: options.InputField = None,
-    id_field: options.IdField = None,
-    only_new: options.OnlyNew = False,
-    tenant: options.Tenant = None,
-    priority: options.BatchPriority = None,
-    limit: options.BatchLimit = None,
-    output_format: options.OutFormat = "auto",
-    fields: options.Fields = None,
-    slim: options.Slim = False,
-    ordered: options.Ordered = False,
-    json: options.Json = False,
-    again: options.Again = False,
-    no_check: options.NoCheck = False,
-    retry_failed: options.RetryFailed = False,
-    raised: options.Raised = None,
-    batch: options.GoOnWith = None,
-) -> int:
-    """Run a file of inputs: Redis, workers, progress and results, all in one command.
-
-    Uses the Redis in STEPFLEET_REDIS_URL, or a private one. One file is one batch: Ctrl-C pauses,
-    the same command resumes it.
-    """
-    fleet = FleetPlan(agents, workers, slots)
-    form: Any = {"input_format": input_format, "input_field": input_field, "id_field": id_field}
-    form |= {"only_new": only_new, "tenant": tenant, "priority": priority, "limit": limit}
-    plan = RunPlan(
-        file=file,
-        input_name=str(file),
-        batch_id=batch,
-        agent=agent,
-        fleet=fleet.simulating(simulate, simulate_latency, simulate_faults),
-        results=ResultOptions(out, output_format, fields, slim, ordered),
-        data=data,
-        skip_invalid=skip_invalid,
-        json=json,
-        again=again,
-        check=not no_check,
-        retry_failed=retry_failed,
-        raised=tuple(raised or ()),
-        form=form,
-    )
-    return run_file(plan)
-
-
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunPlan:
-    """The arguments of `run`: a file, or the id of a batch to go on with.
+    """The arguments of `run`."""
 
-    `input_name` is the file as it was named; `file` may be a copy of standard input.
-    """
-
-    file: Path | None
-    input_name: str
-    batch_id: str | None
-    agent: str | None
-    fleet: FleetPlan
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help=options.INPUTS)] = None
+    agents: options.AgentsRef
+    agent: options.AgentName = None
     results: ResultOptions
-    data: Path
-    skip_invalid: bool
-    json: bool
-    again: bool = False
-    check: bool = True
-    retry_failed: bool = False
-    raised: tuple[str, ...] = ()
-    form: BatchOptions = field(default_factory=BatchOptions)
+    workers: Annotated[
+        int,
+        typer.Option(
+            "--workers", "-w", min=0, max=256, help="Worker processes; 0 if others do the work."
+        ),
+    ] = 1
+    slots: options.Slots = None
+    simulated: Simulated
+    data: options.Data = options.DATA_FOLDER
+    lines: FileOptions
+    json: options.Json = False
+    again: options.Again = False
+    no_check: options.NoCheck = False
+    retry_failed: Annotated[
+        bool,
+        typer.Option("--retry-failed", help="Retry the batch's runs that did not complete."),
+    ] = False
+    raised: options.Raised = None
+    batch: Annotated[
+        str | None,
+        typer.Option("--batch", "-b", metavar="ID", help="Resume this batch; no FILE."),
+    ] = None
+
+    @property
+    def fleet(self) -> FleetPlan:
+        """The fleet that works on the file. Raises `ConfigurationError`."""
+        return FleetPlan(self.agents, self.workers, self.slots, self.simulated.wanted())
 
     @property
     def from_stdin(self) -> bool:
         """Whether the inputs come from standard input."""
-        return self.input_name == "-"
+        return str(self.file) == "-"
 
     @property
     def out(self) -> Path | None:
@@ -143,12 +99,12 @@ class RunPlan:
 def check_options(plan: RunPlan) -> None:
     """Raise `ConfigurationError` for options that contradict each other. Pure."""
     plan.results.check()
-    if (plan.file is None) == (plan.batch_id is None):
+    if (plan.file is None) == (plan.batch is None):
         raise ConfigurationError("name a FILE of inputs, or --batch ID to resume a batch")
-    if plan.form.get("only_new") and (plan.again or plan.batch_id or plan.from_stdin):
+    if plan.lines.only_new and (plan.again or plan.batch or plan.from_stdin):
         msg = "--only-new adds to the batch of a FILE; leave --again, --batch and '-' out"
         raise ConfigurationError(msg)
-    if plan.again and (plan.retry_failed or plan.batch_id):
+    if plan.again and (plan.retry_failed or plan.batch):
         other = "--retry-failed" if plan.retry_failed else "--batch"
         msg = f"--again begins a new batch, {other} resumes one; leave one of them out"
         raise ConfigurationError(msg)
@@ -160,8 +116,7 @@ def of_file(plan: RunPlan) -> str:
     """Return the name of the note of the file's newest batch; empty for standard input."""
     if plan.file is None or plan.from_stdin:
         return ""
-    simulate = plan.fleet.simulate
-    parts = (str(plan.file.resolve()), plan.agent, simulate and simulate.rules)
+    parts = (str(plan.file.resolve()), plan.agent, plan.simulated.rules or None)
     return f"file-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 
 
@@ -189,7 +144,7 @@ def with_out(plan: RunPlan, note: Note | None) -> RunPlan:
         check_writable(Path(note.out))
         form = plan.results.form or note.results
         return replace(plan, results=ResultOptions(plan.out or Path(note.out), **form))
-    if plan.batch_id:
+    if plan.batch:
         return plan
     msg = (
         f"batch {note.batch_id} runs this file, with --out {note.out}: leave --out out to resume "
@@ -201,48 +156,48 @@ def with_out(plan: RunPlan, note: Note | None) -> RunPlan:
 
 def command_of(plan: RunPlan, *target: str) -> str:
     """Return the command that goes on with a `target`: `--batch ID`, or a file."""
-    fleet = plan.fleet
-    words = ["stepfleet", "run", *target, "--agents", fleet.agents]
-    if fleet.workers != 1:
-        words += ["--workers", str(fleet.workers)]
-    if fleet.slots is not None:
-        words += ["--slots", str(fleet.slots)]
-    if fleet.simulate is not None:
-        words += fleet.simulate.options
+    words = ["stepfleet", "run", *target, "--agents", plan.agents]
+    if plan.workers != 1:
+        words += ["--workers", str(plan.workers)]
+    if plan.slots is not None:
+        words += ["--slots", str(plan.slots)]
+    if simulated := plan.simulated.wanted():
+        words += simulated.options
     if plan.out is not None:
         words += ["--out", str(plan.out), *plan.results.words]
     return shlex.join(words) + data_option()
 
 
-def run_file(plan: RunPlan) -> int:
-    """Run the file's batch to its end; return the exit code.
+def run(plan: RunPlan) -> int:
+    """Run a file of inputs: Redis, workers, progress and results, all in one command.
 
-    Raises `AgentException` with the fix for every user's error.
+    Uses the Redis in STEPFLEET_REDIS_URL, or a private one. One file is one batch: Ctrl-C pauses,
+    the same command resumes it.
     """
+    fleet = plan.fleet
     check_options(plan)
-    agents = load_agents(plan.fleet.agents)
+    agents = load_agents(plan.agents)
     with contextlib.ExitStack() as holds:
-        same, used = "", list[AgentConfig]()
+        file, same, used = plan.file, "", list[AgentConfig]()
         plan = replace(plan, agent=default_agent(agents, plan.agent))
-        if plan.file is not None:
+        if file is not None:
             if plan.out is not None:
-                check_apart(plan.out, plan.file)
-            file = holds.enter_context(named_file(plan.file))
-            plan = replace(plan, file=file)
+                check_apart(plan.out, file)
+            file = holds.enter_context(named_file(file))
             if plan.from_stdin and (text := text_of(file)) is not None:
                 return ask_agent(_question(plan, agents, text))
-            same, used = _read_input(plan, agents)
+            same, used = _read_input(plan, file, agents)
         if plan.out is not None:
             check_writable(plan.out)
         folder = DataFolder.prepare(plan.data)
         notes = RunNotes(folder.notes)
-        note = None if plan.again else notes.read(plan.batch_id or same)
-        if plan.form.get("only_new"):
+        note = None if plan.again else notes.read(plan.batch or same)
+        if plan.lines.only_new:
             note = notes.read(of_file(plan)) or note
         if note is None:
             asyncio.run(_check_calls(plan, used))
         if not plan.again:
-            batch_id = note.batch_id if note else plan.batch_id or ""
+            batch_id = note.batch_id if note else plan.batch or ""
             lock = notes.working_on(batch_id or same, *is_run_by(batch_id))
             holds.enter_context(lock)
         plan = with_out(plan, note)
@@ -250,8 +205,8 @@ def run_file(plan: RunPlan) -> int:
         settings = holds.enter_context(local_redis(folder.root))
         warn_of(settings.store, patience=settings.patience, prefix=settings.prefix)
         private = load_settings().redis_url is None
-        crew = Crew(plan.fleet, agents, folder, settings, private)
-        return asyncio.run(_Run(plan, crew, notes, same, used, note, holds).to_its_end())
+        crew = Crew(fleet, agents, folder, settings, private)
+        return asyncio.run(_Run(plan, file, crew, notes, same, used, note, holds).to_its_end())
 
 
 def _question(plan: RunPlan, agents: dict[str, Agent], text: str) -> Question:
@@ -263,21 +218,19 @@ def _question(plan: RunPlan, agents: dict[str, Agent], text: str) -> Question:
     return Question(plan.agent, text, plan.fleet, plan.data, plan.json)
 
 
-def _read_input(plan: RunPlan, agents: dict[str, Agent]) -> tuple[str, list[AgentConfig]]:
+def _read_input(
+    plan: RunPlan, file: Path, agents: dict[str, Agent]
+) -> tuple[str, list[AgentConfig]]:
     """Return the identity of the command, and the agents that the file's lines use."""
-    if plan.file is None:
-        return "", []
-    with open_input(plan.file, plan.form.get("input_format")) as source:
-        content = digest_of(source, plan.form)
+    with open_input(file, plan.lines.input_format) as source:
+        content = digest_of(source, plan.lines)
         used = configs_used((line.data for line in source), agents, plan.agent)
-    simulate = plan.fleet.simulate
-    same = identity(content, plan.agent, agents, simulate.rules if simulate else None)
-    return same, list(used)
+    return identity(content, plan.agent, agents, plan.simulated.rules), used
 
 
 async def _check_calls(plan: RunPlan, used: list[AgentConfig]) -> None:
     """Check that the agents' models can be called. Raises `ConfigurationError` with the fix."""
-    if plan.fleet.simulate is None and plan.check:
+    if not (plan.simulated.rules or plan.no_check):
         check_models(used, os.environ)
         await check_calls(used, os.environ, notice)
 
@@ -292,9 +245,13 @@ def code_of(*, completed: int, total: int) -> int:
 
 @dataclass
 class _Run:
-    """One `run` command and its batch. `same` is its identity, empty without a file."""
+    """One `run` command and its batch. `same` is its identity, empty without a file.
+
+    `file` is the plan's, or a copy of standard input.
+    """
 
     plan: RunPlan
+    file: Path | None
     crew: Crew
     notes: RunNotes
     same: str
@@ -323,12 +280,12 @@ class _Run:
         return code_of(completed=ended.progress.completed, total=ended.progress.total)
 
     async def _submit_and_collect(self, fleet: AsyncFleet) -> EndedBatch:
-        own = self.plan.batch_id or (self.note.batch_id if self.note else "")
+        own = self.plan.batch or (self.note.batch_id if self.note else "")
         plan = replace(self.plan, results=ResultOptions())
         again = partial(command_of, plan, "--batch")
         await self.crew.settle_others(fleet, own, self.notes, again)
         batch = await self._known(fleet)
-        if batch is None or self.plan.form.get("only_new"):
+        if batch is None or self.plan.lines.only_new:
             batch = await self._submit(fleet)
         if self.plan.retry_failed:
             await self._retry(batch)
@@ -343,8 +300,8 @@ class _Run:
 
     async def _known(self, fleet: AsyncFleet) -> AsyncBatch | None:
         """Return the batch that the command goes on with; None where there is none, or a part."""
-        if self.plan.batch_id:
-            batch = await fleet.batches.get(self.plan.batch_id)
+        if self.plan.batch:
+            batch = await fleet.batches.get(self.plan.batch)
         else:
             batch = None
             with contextlib.suppress(ConfigurationError):  # another store, or past its retention
@@ -368,7 +325,7 @@ class _Run:
 
     async def _check_agents(self, progress: BatchProgress) -> None:
         """Raise `ConfigurationError` where the command's workers cannot run the batch."""
-        names = progress.agent.split(", ") if self.plan.batch_id and self.crew.agent_names else []
+        names = progress.agent.split(", ") if self.plan.batch and self.crew.agent_names else []
         agents = self.crew.agents
         lacking = [name for name in names if name not in agents]
         if lacking:
@@ -377,7 +334,7 @@ class _Run:
                 f"{', '.join(sorted(agents))}"
             )
             raise ConfigurationError(msg)
-        if not progress.ended or self.plan.retry_failed or self.plan.form.get("only_new"):
+        if not progress.ended or self.plan.retry_failed or self.plan.lines.only_new:
             await self._check_models(self.used or [agents[name].config for name in names])
 
     async def _check_models(self, used: list[AgentConfig]) -> None:
@@ -390,9 +347,9 @@ class _Run:
     def _print_known(self, progress: BatchProgress) -> None:
         if not progress.ended:
             notice(f"Resuming batch {progress.batch_id}: {progress.done} of {progress.total} ended")
-        elif not (self.plan.retry_failed or self.plan.form.get("only_new")):
+        elif not (self.plan.retry_failed or self.plan.lines.only_new):
             how = "was cancelled" if progress.cancel_requested else "has run this file"
-            again = "" if self.plan.batch_id else "; a new batch, paid again: --again"
+            again = "" if self.plan.batch else "; a new batch, paid again: --again"
             notice(
                 f"Batch {progress.batch_id} {how} on {progress.created:%Y-%m-%d %H:%M} UTC{again}"
             )
@@ -406,28 +363,24 @@ class _Run:
         self.note = note
         await self._warn_of_other_workers(fleet)
         await self._say_of_earlier(fleet, note)
-        if self.plan.file is None:  # a batch by its id, which is known
+        if self.file is None:  # a batch by its id, which is known
             raise ConfigurationError(f"batch {note.batch_id} is incomplete: run its file")
         saying = asyncio.create_task(self._say_how_far())
         try:
-            batch = await self._submit_file(fleet, self.plan.file, note)
+            batch = await fleet.submit_batch(
+                self.file,
+                self.plan.agent,
+                agents=self.crew.agents,
+                idempotency_key=note.key,
+                name="standard input" if self.plan.from_stdin else self.file.name,
+                on_progress=self._on_submitted,
+                **asdict(self.plan.lines),
+            )
         finally:
             saying.cancel()
         print_skipped(batch)
         self.notes.write(note, self.same, of_file(self.plan))
         return batch
-
-    async def _submit_file(self, fleet: AsyncFleet, file: Path, note: Note) -> AsyncBatch:
-        return await fleet.submit_batch(
-            file,
-            self.plan.agent,
-            agents=self.crew.agents,
-            idempotency_key=note.key,
-            skip_invalid=self.plan.skip_invalid,
-            name="standard input" if self.plan.from_stdin else file.name,
-            on_progress=self._on_submitted,
-            **self.plan.form,
-        )
 
     async def _say_of_earlier(self, fleet: AsyncFleet, note: Note) -> None:
         """Say that a changed file, or changed agents, make another batch, which is paid whole."""
@@ -438,7 +391,7 @@ class _Run:
         with contextlib.suppress(ConfigurationError):  # another store, or past its retention
             had = await (await fleet.batches.get(earlier.batch_id)).progress()
             notice(
-                f"{self.plan.input_name} or its agents have changed since batch {had.batch_id} "
+                f"{self.plan.file} or its agents have changed since batch {had.batch_id} "
                 f"({had.completed:,} of {had.total:,} completed): all its rows are run, as "
                 "another batch. Only rows that were added: Ctrl-C, and this command with --only-new"
             )
@@ -487,7 +440,7 @@ class _Run:
 
     async def _pause(self, fleet: AsyncFleet) -> None:
         """Pause the batch, so that no other command's workers go on with it unasked."""
-        batch_id = self.plan.batch_id or (self.note.batch_id if self.note else "")
+        batch_id = self.plan.batch or (self.note.batch_id if self.note else "")
         if self.refused or not batch_id:
             return
         try:

@@ -1,7 +1,7 @@
 """`stepfleet schedule`: batches that are submitted again and again."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from functools import partial
 from itertools import islice
@@ -13,15 +13,12 @@ from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
-from stepfleet.orchestrator.agents.agent import Agent
-from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.batches.following import at, ticks_after
+from stepfleet.orchestrator.batches.scheduling import at, ticks_after
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.fleet import print_found, with_fleet
-from stepfleet.orchestrator.cli.inputs import seconds_of
+from stepfleet.orchestrator.cli.inputs import LineOptions, agent_of, seconds_of
 from stepfleet.orchestrator.cli.terminal import WIDE, count, print_text, seconds, shown
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import PRIORITIES
 from stepfleet.orchestrator.records.schedule import ScheduleView
 
@@ -32,6 +29,7 @@ schedule = typer.Typer(no_args_is_help=True, help="Batches that are submitted ag
 
 
 @schedule.command("add")
+@options.with_records
 def schedule_add(
     name: Name,
     file: Annotated[
@@ -57,21 +55,14 @@ def schedule_add(
         typer.Option("--overlap", help="A tick while the batch before it is open."),
     ] = "allow",
     paused: Annotated[bool, typer.Option("--paused", help="Add it, and let it rest.")] = False,
-    tenant: options.Tenant = None,
-    priority: options.BatchPriority = None,
-    limit: options.BatchLimit = None,
-    input_kind: options.InputKind = None,
-    input_field: options.InputField = None,
-    id_field: options.IdField = None,
+    lines: LineOptions,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> None:
     """Submit a file as a batch again and again; its lines are stored with the schedule."""
     chosen: Any = {"cron": cron, "tz": tz, "jitter": seconds_of(jitter, "--jitter")}
-    chosen |= {"missed": missed, "overlap": overlap, "paused": paused, "tenant": tenant}
-    chosen |= {"priority": priority, "limit": limit, "input_format": input_kind}
-    chosen |= {"input_field": input_field, "id_field": id_field}
-    by = _agent(agents, agent)
+    chosen |= {"missed": missed, "overlap": overlap, "paused": paused, **asdict(lines)}
+    by = agent_of(agents, agent)
     print_found(
         data, lambda fleet: fleet.schedules.add(name, file, by, **chosen), next_words, json=json
     )
@@ -267,17 +258,3 @@ def _then(view: ScheduleView) -> list[datetime]:
     # Redis keeps the next one in milliseconds.
     later = following + timedelta(milliseconds=1)
     return list(islice((one for one in times if one > later), MOST_SHOWN))
-
-
-def _agent(reference: str | None, name: str | None) -> Agent | str:
-    if reference is None:
-        if name is None:
-            raise ConfigurationError("name the agent: --agent NAME, or --agents MODULE")
-        return name
-    agents = load_agents(reference)
-    if name is None and len(agents) == 1:
-        return next(iter(agents.values()))
-    if name not in agents:
-        known = ", ".join(sorted(agents)) or "none"
-        raise ConfigurationError(f"--agent {name or ''}: {reference} has: {known}")
-    return agents[name]

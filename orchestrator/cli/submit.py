@@ -6,19 +6,18 @@ import logging
 import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.batches import causes_of, summary, with_causes
 from stepfleet.orchestrator.cli.fleet import with_fleet
-from stepfleet.orchestrator.cli.inputs import default_agent, overrides_of
+from stepfleet.orchestrator.cli.inputs import FileOptions, agent_of, agents_of, overrides_of
 from stepfleet.orchestrator.cli.model_check import check_calls
 from stepfleet.orchestrator.cli.notes import new_key, only_writer
 from stepfleet.orchestrator.cli.options import COMPLETED, INTERRUPTED, SOME_FAILED, data_option
@@ -47,53 +46,61 @@ from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.settings.settings import load_settings
 
 _FOLLOWING = "With --after-batch"
-FollowingText = Annotated[
-    str | None,
-    typer.Option(
-        "--input",
-        metavar="TEXT",
-        help="With {output}, {input}, {id} of a run; of pages {outputs}, {count}.",
-        rich_help_panel=_FOLLOWING,
-    ),
-]
-FollowingPage = Annotated[
-    int | None,
-    typer.Option(
-        "--page",
-        help="Rows of the batch for each run; without it, one.",
-        rich_help_panel=_FOLLOWING,
-    ),
-]
-UntilOne = Annotated[
-    bool,
-    typer.Option(
-        "--until-one",
-        help="Take pages of results until one run is left.",
-        rich_help_panel=_FOLLOWING,
-    ),
-]
-AfterFailed = Annotated[
-    str,
-    typer.Option(
-        "--after-failed",
-        metavar="[skip|stop]",
-        help="Leave failed runs out, or begin nothing.",
-        rich_help_panel=_FOLLOWING,
-    ),
-]
-FollowingRaised = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--raise",
-        metavar="FIELD=VALUE",
-        help="Change a limit: max_steps=20.",
-        rich_help_panel=_FOLLOWING,
-    ),
-]
-FollowingName = Annotated[
-    str | None,
-    typer.Option("--name", help="The new batch's name.", rich_help_panel=_FOLLOWING),
-]
+
+
+@dataclass(frozen=True, slots=True)
+class FollowingOptions:
+    """The options of a batch that works on the results of another one."""
+
+    text: Annotated[
+        str | None,
+        typer.Option(
+            "--input",
+            metavar="TEXT",
+            help="With {output}, {input}, {id} of a run; of pages {outputs}, {count}.",
+            rich_help_panel=_FOLLOWING,
+        ),
+    ] = None
+    page: Annotated[
+        int | None,
+        typer.Option(
+            "--page",
+            help="Rows of the batch for each run; without it, one.",
+            rich_help_panel=_FOLLOWING,
+        ),
+    ] = None
+    until_one: Annotated[
+        bool,
+        typer.Option(
+            "--until-one",
+            help="Take pages of results until one run is left.",
+            rich_help_panel=_FOLLOWING,
+        ),
+    ] = False
+    after_failed: Annotated[
+        str,
+        typer.Option(
+            "--after-failed",
+            metavar="[skip|stop]",
+            help="Leave failed runs out, or begin nothing.",
+            rich_help_panel=_FOLLOWING,
+        ),
+    ] = "skip"
+    name: Annotated[
+        str | None,
+        typer.Option("--name", help="The new batch's name.", rich_help_panel=_FOLLOWING),
+    ] = None
+    raised: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--raise",
+            metavar="FIELD=VALUE",
+            help="Change a limit: max_steps=20.",
+            rich_help_panel=_FOLLOWING,
+        ),
+    ] = None
+
+
 _OF_BOTH = {"after_batch", "agent", "agents", "tenant", "priority", "json", "data"}
 _ASK_SECONDS = 5.0
 HELD_LOG = "stepfleet.orchestrator.batches.results"
@@ -111,36 +118,20 @@ def submit(
             help="Work on this batch's results when it has ended; no FILE.",
         ),
     ] = None,
-    text: FollowingText = None,
-    page: FollowingPage = None,
-    until_one: UntilOne = False,
-    after_failed: AfterFailed = "skip",
-    name: FollowingName = None,
-    raised: FollowingRaised = None,
+    following: FollowingOptions,
     agent: options.AgentName = None,
     agents: options.MaybeAgentsRef = None,
     wait: Annotated[bool, typer.Option("--wait", help="Follow the batch to its end.")] = False,
-    out: options.Out = None,
+    results: ResultOptions,
     idempotency_key: Annotated[
         str | None,
         typer.Option("--idempotency-key", help="The same key returns the same batch again."),
     ] = None,
-    skip_invalid: options.SkipInvalid = False,
-    input_format: options.InputKind = None,
-    input_field: options.InputField = None,
-    id_field: options.IdField = None,
-    only_new: options.OnlyNew = False,
-    tenant: options.Tenant = None,
-    priority: options.BatchPriority = None,
-    limit: options.BatchLimit = None,
+    lines: FileOptions,
     after: Annotated[
         list[str] | None,
         typer.Option("--after", metavar="RUN", help="Begin when this run has ended; repeatable."),
     ] = None,
-    output_format: options.OutFormat = "auto",
-    fields: options.Fields = None,
-    slim: options.Slim = False,
-    ordered: options.Ordered = False,
     json: options.Json = False,
     again: options.Again = False,
     no_check: options.NoCheck = False,
@@ -151,63 +142,50 @@ def submit(
     A file that was submitted with the same agents has its batch: only --again makes another one.
     With --after-batch the new batch works on the results of another one.
     """
-    following: Any = {"text": text, "page": page, "until_one": until_one, "name": name}
-    following |= {"after_failed": after_failed, "raised": raised}
-    _check_given(context, {*following})
+    _check_given(context)
     if after_batch is not None:
-        following |= {"agent": agent, "agents": agents, "tenant": tenant, "priority": priority}
-        return then(after_batch, **following, json=json, data=data)
+        of_all: Any = {"tenant": lines.tenant, "priority": lines.priority}
+        named: Any = {"agent": agent, "agents": agents, "json": json, "data": data}
+        return then(after_batch, following=following, **of_all, **named)
     if file is None:
         raise ConfigurationError("name a FILE of inputs, or --after-batch ID")
     key = _key(idempotency_key, again=again)
-    results = ResultOptions(out, output_format, fields, slim, ordered)
     results.check()
-    if out is not None:
-        _check_out(out, file, results, wait=wait)
-    known = load_agents(agents) if agents else {}
-    default = default_agent(known, agent) if known else agent
+    if results.out is not None:
+        _check_out(results.out, file, results, wait=wait)
+    known, default = agents_of(agents, agent)
     if not no_check:
         # The workers' keys are theirs: only a key that is here is tried.
         tried = [known[default].config] if default in known else []
         asyncio.run(check_calls(tried, os.environ, notice, own_keys=True))
-    lines: dict[str, Any] = {
-        "agents": known or None,
-        "idempotency_key": key,
-        "input_format": input_format,
-        "input_field": input_field,
-        "id_field": id_field,
-        "only_new": only_new,
-        "tenant": tenant,
-        "priority": priority,
-        "limit": limit,
-        "after": after or None,
-    }
+    given = {**asdict(lines), "agents": known or None, "idempotency_key": key}
+    given["after"] = after or None
+    skip_invalid = given.pop("skip_invalid")
 
     async def send(fleet: AsyncFleet) -> int:
-        if not only_new:  # that batch is found by its file
-            await check_before(results, partial(fleet.batches.check, file, default, **lines))
-        batch = await _submitted(fleet, file, default, skip_invalid=skip_invalid, **lines)
+        if not lines.only_new:  # that batch is found by its file
+            await check_before(results, partial(fleet.batches.check, file, default, **given))
+        say = every_second(lambda runs: f"{count(runs)} runs submitted so far")
+        told: Any = {"skip_invalid": skip_invalid, "on_progress": say, "name": file.name}
+        batch = await fleet.submit_batch(file, default, **told, **given)
+        print_skipped(batch)
+        if not batch.is_new:
+            notice(already_there(await batch.progress()))
         if wait:
             notice(f"Batch {batch.id}")
             return await _to_its_end(fleet, batch, results, json=json, agents=agents)
-        if json:
-            print_json({**(await batch.progress()).to_dict(), "is_new": batch.is_new})
-        else:
-            print_text(batch.id)
-        return COMPLETED
+        return await _print_batch(batch, json=json)
 
     with only_writer(results.out):
         return with_fleet(data, send, warn=True, waits=wait)
 
 
-async def _submitted(fleet: AsyncFleet, file: Path, agent: str | None, **lines: Any) -> AsyncBatch:
-    """Submit the lines of a file, and say what was skipped or is there already."""
-    say = every_second(lambda runs: f"{count(runs)} runs submitted so far")
-    batch = await fleet.submit_batch(file, agent, on_progress=say, name=file.name, **lines)
-    print_skipped(batch)
-    if not batch.is_new:
-        notice(already_there(await batch.progress()))
-    return batch
+async def _print_batch(batch: AsyncBatch, *, json: bool) -> int:
+    if json:
+        print_json({**(await batch.progress()).to_dict(), "is_new": batch.is_new})
+    else:
+        print_text(batch.id)
+    return COMPLETED
 
 
 def _key(given: str | None, *, again: bool) -> str | None:
@@ -216,9 +194,10 @@ def _key(given: str | None, *, again: bool) -> str | None:
     return new_key("submit") if again else given
 
 
-def _check_given(context: typer.Context, following: set[str]) -> None:
+def _check_given(context: typer.Context) -> None:
     """Raise `ConfigurationError` for options that do not go with, or without, `--after-batch`."""
     follows = context.params["after_batch"] is not None
+    following = {one.name for one in fields(FollowingOptions)}
     fitting = following | _OF_BOTH
     for one in context.command.params:
         name, option = str(one.name), one.opts[0] if one.opts[0].startswith("-") else "FILE"
@@ -260,35 +239,23 @@ def then(
     *,
     agent: options.AgentName = None,
     agents: options.MaybeAgentsRef = None,
-    text: FollowingText = None,
-    page: FollowingPage = None,
-    until_one: UntilOne = False,
-    after_failed: AfterFailed = "skip",
-    name: FollowingName = None,
+    following: FollowingOptions,
     tenant: options.Tenant = None,
     priority: options.BatchPriority = None,
-    raised: FollowingRaised = None,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
     """Have another batch work on a batch's results when that has ended, and print its id."""
-    given: dict[str, Any] = {"page": page, "until_one": until_one, "after_failed": after_failed}
-    given |= {"name": name, "tenant": tenant, "priority": priority, **overrides_of(raised)}
-    known = load_agents(agents) if agents else {}
-    chosen = default_agent(known, agent) if known else agent
-    if chosen is None:
-        raise ConfigurationError("name the agent of the new batch: --agent NAME")
+    given: Any = {**asdict(following), "tenant": tenant, "priority": priority}
+    text, raised = given.pop("text"), overrides_of(given.pop("raised"))
+    by = agent_of(agents, agent)
 
     async def register(fleet: AsyncFleet) -> int:
         found = await fleet.batches.get(batch)
-        following = await found.then(known.get(chosen, chosen), text, **given)
-        if not following.is_new:
-            notice(f"Batch {following.id} follows batch {batch} already")
-        if json:
-            print_json({**(await following.progress()).to_dict(), "is_new": following.is_new})
-        else:
-            print_text(following.id)
-        return COMPLETED
+        made = await found.then(by, text, **given, **raised)
+        if not made.is_new:
+            notice(f"Batch {made.id} follows batch {batch} already")
+        return await _print_batch(made, json=json)
 
     return with_fleet(data, register, warn=True)
 
@@ -313,25 +280,20 @@ def watch(
 def results(
     batch: options.BatchId,
     *,
-    out: options.Out = None,
     failed: Annotated[bool, typer.Option("--failed", help="Only runs that did not complete.")] = (
         False
     ),
-    ordered: options.Ordered = False,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until all runs have ended.")] = False,
-    output_format: options.OutFormat = "auto",
-    fields: options.Fields = None,
-    slim: options.Slim = False,
+    form: ResultOptions,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
     """Write the results of a batch to the screen or a file, which is replaced as a whole.
 
     Exit code 1: results of ended runs are no longer stored.
     """
-    out = None if out == STDOUT else out
-    written = ResultOptions(out, output_format, fields, slim, ordered)
+    written = replace(form, out=None) if form.out == STDOUT else form
     written.check()
-    if out is not None:
+    if (out := written.out) is not None:
         check_writable(out)
 
     async def write(fleet: AsyncFleet) -> int:

@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -243,9 +243,32 @@ _STOP_SECONDS = 5.0
 class Simulated:
     """The rules of a simulated provider, the latency of its answers, and its share of faults."""
 
-    rules: str
-    latency: str | None = None
-    faults: float | None = None
+    rules: Annotated[
+        str,
+        typer.Option(
+            "--simulate",
+            metavar="RULES",
+            help="Answer model calls by rules (file.py:name): no provider, key or network.",
+        ),
+    ] = ""
+    latency: Annotated[
+        str | None,
+        typer.Option(
+            "--simulate-latency",
+            metavar="SECONDS",
+            help="Latency of simulated answers: 0.05, 0.2-1.5 (evenly), 1.0~0.5 (log-normal).",
+        ),
+    ] = None
+    faults: Annotated[
+        float | None,
+        typer.Option(
+            "--simulate-faults",
+            metavar="SHARE",
+            min=0,
+            max=1,
+            help="Share of simulated calls that fail and are retried, such as 0.05.",
+        ),
+    ] = None
 
     @property
     def arguments(self) -> list[str]:
@@ -267,18 +290,17 @@ class Simulated:
             words += ["--simulate-faults", f"{self.faults:g}"]
         return words
 
-
-def simulated_as(rules: str | None, latency: str | None, faults: float | None) -> Simulated | None:
-    """Return the provider to simulate, if any.
-
-    Raises `ConfigurationError` for latency or faults without rules. Pure.
-    """
-    if rules is not None:
-        return Simulated(rules, latency, faults)
-    for option, value in (("--simulate-latency", latency), ("--simulate-faults", faults)):
-        if value is not None:
-            raise ConfigurationError(f"{option} needs --simulate RULES, which answer the calls")
-    return None
+    def wanted(self) -> Self | None:
+        """Return it, or None without rules. Raises `ConfigurationError` for the rest of it then."""
+        if self.rules:
+            return self
+        for option, value in (
+            ("--simulate-latency", self.latency),
+            ("--simulate-faults", self.faults),
+        ):
+            if value is not None:
+                raise ConfigurationError(f"{option} needs --simulate RULES, which answer the calls")
+        return None
 
 
 @contextlib.asynccontextmanager
@@ -428,13 +450,6 @@ class FleetPlan:
     workers: int
     slots: int | None = None
     simulate: Simulated | None = None
-
-    def simulating(self, rules: str | None, latency: str | None, faults: float | None) -> Self:
-        """Return the same fleet with the provider to simulate, if any.
-
-        Raises `ConfigurationError` for latency or faults without rules.
-        """
-        return replace(self, simulate=simulated_as(rules, latency, faults))
 
 
 @contextlib.asynccontextmanager

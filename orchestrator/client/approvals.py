@@ -143,14 +143,18 @@ class AsyncFleetApprovals:
         if run_id is not None:
             run, waits = await store.runs.get(run_id), await asks.of_run(run_id)
             call = options.get("call")
-            meant = [one for one in waits if _is_meant(one.ask, which, call)]
+            asked = (one for one in waits if _matches(one.ask, which))
+            meant = [one for one in asked if call in (None, one.ask.index)]
             if not meant:
                 all_that_wait = [one.ask for one in waits]
                 made, kind = await asks.made(run_id), which.get("kind")
                 raise ConfigurationError(why_undecided(run, all_that_wait, made, call, kind))
-            found = _the_one(run_id, meant)
-            _check_answer(found.ask, decision)
-            return await _decided(asks, [found], decision)
+            if len(meant) > 1:
+                places = ", ".join(f"{one.ask.index} ({one.ask.tool})" for one in meant)
+                msg = f"run {run_id} waits for several; name the call: {places}"
+                raise ConfigurationError(msg)
+            _check_answer(meant[0].ask, decision)
+            return await _decided(asks, meant, decision)
         before, decided = options.get("before", now), Decided()
         if decision.text is not None:
             async for page in _matching(asks, which, decision, before):
@@ -210,18 +214,6 @@ def _decision(options: DecideOptions, at: datetime) -> Decision:
         by=well_formed(options.get("by") or "") or _user(),
         at=at,
     )
-
-
-def _is_meant(ask: Ask, which: AskFilter, call: int | None) -> bool:
-    return _matches(ask, which) and call in (None, ask.index)
-
-
-def _the_one(run_id: str, found: Sequence[Waits]) -> Waits:
-    """Return the call that is meant. Raises `ConfigurationError` where there are several."""
-    if len(found) > 1:
-        places = ", ".join(f"{one.ask.index} ({one.ask.tool})" for one in found)
-        raise ConfigurationError(f"run {run_id} waits for several; name the call: {places}")
-    return found[0]
 
 
 async def _decided(asks: ApprovalStore, waits: Sequence[Waits], decision: Decision) -> Decided:

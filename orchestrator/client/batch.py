@@ -14,13 +14,13 @@ from stepfleet.orchestrator.agents.config import AgentConfig, RunOverrides, stor
 from stepfleet.orchestrator.agents.prompt import places_in
 from stepfleet.orchestrator.batches.check import BatchCheck, Problems
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures, failed_in
-from stepfleet.orchestrator.batches.files.lines import input_of, parse_tenant
+from stepfleet.orchestrator.batches.files.lines import input_of, one_of, parse_tenant
 from stepfleet.orchestrator.batches.files.source import Given
 from stepfleet.orchestrator.batches.files.tables import ResultTable, require_arrow, select
 from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
 from stepfleet.orchestrator.batches.selection import Selection
-from stepfleet.orchestrator.client.inputs import BatchOptions, Priority, batch_order
+from stepfleet.orchestrator.client.inputs import BatchOptions, Priority, batch_submission
 from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.client.watching.standstill import (
     approvals_of_batch,
@@ -49,6 +49,7 @@ else:  # extras, which nothing imports before it needs them
 log = logging.getLogger(__name__)
 
 OnProgress = Callable[[int], None]
+AfterFailedRuns = Literal["skip", "stop"]
 SAMPLED = 500
 """Runs of a batch that are looked at for the limits for which they wait."""
 _RETRIED = frozenset({Lifecycle.FAILED, Lifecycle.STOPPED})
@@ -63,7 +64,7 @@ class ThenOptions(RunOverrides, total=False):
 
     page: int | None
     until_one: bool
-    after_failed: Literal["skip", "stop"]
+    after_failed: AfterFailedRuns
     name: str | None
     tenant: str | None
     priority: Priority | None
@@ -149,13 +150,16 @@ class AsyncBatch:
         A run that is retried while its results are followed as they end comes again. `known`
         are the `end_time`s, by run id, of results that the caller has: those are left out.
         """
-        client = await self._session.open()
-        tick = client.quiet_of_batch(self.id).tick
-        reader = BatchResults(self._manifest, client.store.batches, client.store.runs, tick, known)
+        reader = await self._reader(known)
         read = reader.in_order if ordered else reader.as_they_end
         async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
             async for result in results:
                 yield result
+
+    async def _reader(self, known: Mapping[str, datetime | None] | None = None) -> BatchResults:
+        client = await self._session.open()
+        tick = client.quiet_of_batch(self.id).tick
+        return BatchResults(self._manifest, client.store.batches, client.store.runs, tick, known)
 
     async def table(
         self,
@@ -172,9 +176,7 @@ class AsyncBatch:
         """
         table = ResultTable(select(fields))
         try:
-            client = await self._session.open()
-            tick = client.quiet_of_batch(self.id).tick
-            reader = BatchResults(self._manifest, client.store.batches, client.store.runs, tick)
+            reader = await self._reader()
             read = reader.in_order if ordered else reader.as_they_end
             async with contextlib.aclosing(read(follow=follow, failed=failed)) as results:
                 async for result in results:
@@ -403,9 +405,10 @@ class AsyncFleetBatches:
 
         Raises `ConfigurationError` for what concerns the whole batch.
         """
-        order = batch_order(source, agent, agents, options, idempotency_key=idempotency_key)
+        key = idempotency_key
+        submission = batch_submission(source, agent, options, agents, idempotency_key=key)
         client = await self._session.open()
-        return await client.batch_submission.check(order, client.accept)
+        return await client.batch_submission.check(submission, client.accept)
 
 
 def _ignore(_: int) -> None:
@@ -425,7 +428,10 @@ async def registered(
     """
     config = await client.config_of(agent)
     changes = dict(options)
-    name = _name(changes.pop("name", None)) or f"{source.name or source.batch_id}: {config.name}"
+    name = changes.pop("name", None)
+    if not isinstance(name, str | None):
+        raise ConfigurationError(f"field 'name' is {ascii(name)[:70]}; write a text")
+    name = name or f"{source.name or source.batch_id}: {config.name}"
     plan = _plan(config, text, changes)
     digest = hashlib.sha256(plan.to_json().encode()).hexdigest()
     batch_id = follow_up_id(source.batch_id, digest)
@@ -471,13 +477,15 @@ def _plan(config: AgentConfig, text: str | None, changes: Mapping[str, Any]) -> 
     check_places(text, places)
     input_of(text, "input", config.prompt)
     until_one, rule = overrides.pop("until_one", False), overrides.pop("after_failed", "skip")
+    if until_one and page in (None, 1):
+        raise ConfigurationError("field 'until_one' needs a 'page' of 2 rows or more, as page=100")
     return FollowUp(
         agent=config.name,
         config=config.digest,
         input=text,
         page=page,
-        until_one=_until_one(page, given=until_one),
-        after_failed=_rule(rule),
+        until_one=bool(until_one),
+        after_failed=one_of(rule, "after_failed", AfterFailedRuns),
         tenant=parse_tenant(overrides.pop("tenant", None)),
         priority=priority_of(overrides.pop("priority", None)),
         overrides=stored_overrides(config, overrides),
@@ -503,12 +511,6 @@ async def _ensure_room(client: Client, source: Manifest) -> None:
         raise ConfigurationError(f"{msg}: submit it again, and what follows it with it")
 
 
-def _name(given: Any) -> str:
-    if given is None or isinstance(given, str):
-        return given or ""
-    raise ConfigurationError(f"field 'name' is {ascii(given)[:70]}; write a text")
-
-
 def _page(given: Any) -> int | None:
     if given is None:
         return None
@@ -516,17 +518,3 @@ def _page(given: Any) -> int | None:
         return given
     msg = f"field 'page' is {given!r}; write how many rows a run gets, 1 to {MOST_ROWS:,}"
     raise ConfigurationError(msg)
-
-
-def _until_one(page: int | None, *, given: Any) -> bool:
-    if given and (page is None or page == 1):
-        raise ConfigurationError("field 'until_one' needs a 'page' of 2 rows or more, as page=100")
-    return bool(given)
-
-
-def _rule(given: Any) -> Literal["skip", "stop"]:
-    if given == "skip":
-        return "skip"
-    if given == "stop":
-        return "stop"
-    raise ConfigurationError(f"field 'after_failed' is {given!r}; write 'skip' or 'stop'")

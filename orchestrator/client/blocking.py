@@ -21,11 +21,10 @@ from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
-from stepfleet.orchestrator.client.cache import AsyncFleetCache
 from stepfleet.orchestrator.client.fleet import AsyncFleet, debugged
 from stepfleet.orchestrator.client.history import AsyncFleetHistory
 from stepfleet.orchestrator.client.inputs import Input
-from stepfleet.orchestrator.client.limits import AsyncFleetLimits
+from stepfleet.orchestrator.client.limits import AsyncFleetCache, AsyncFleetLimits
 from stepfleet.orchestrator.client.local import DebugStep
 from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules

@@ -32,7 +32,7 @@ from stepfleet.orchestrator.protocol.revision import Revision, further_turn, rev
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
-from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.batches.batches import pages_of
 from stepfleet.orchestrator.store.codec import Fields
 from stepfleet.orchestrator.store.lua import load
 from stepfleet.orchestrator.store.pace import SweepPace
@@ -283,18 +283,15 @@ class BatchRetry:
         """
         await load(self._store.connection, "retry")
         request = _Retry(overrides, SweepPace(self._store.connection))
-        for first in range(0, manifest.rows, ROWS):
-            last = min(first + ROWS, manifest.rows)
-            run_ids = [run_id_of(manifest.batch_id, row) for row in range(first, last)]
-            statuses = await self._store.batches.statuses(run_ids)
-            pairs = zip(run_ids, statuses, strict=True)
-            ended = [run_id for run_id, status in pairs if status in wanted]
+        rows = 0
+        for run_ids in pages_of(manifest.batch_id, manifest.rows, ROWS):
+            ended = await self._store.batches.in_states(run_ids, wanted)
             if selection.conditions and ended:
                 found = await self._store.runs.failed(ended)
                 ended = [run.run_id for run in found if selection.selects(run)]
             for at in range(0, len(ended), RUNS):
                 await self._page(request, ended[at : at + RUNS])
-            on_rows(last)
+            on_rows(rows := rows + len(run_ids))
         if request.why and not request.retried:
             raise request.why
         if request.why:

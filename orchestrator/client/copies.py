@@ -1,7 +1,6 @@
 """What is made of a run's past: checkpoints, and runs to create of them, or of a fork. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -302,44 +301,40 @@ def _origin(checkpoint: AgentCheckpoint) -> RunOrigin:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class ForkOrder:
-    """A fork to create. `at` None means: after all steps.
-
-    `config` is the stored one, `overrides` the fork's own changes to it; `message` takes the
-    place of what the run was given there.
-    """
-
-    run_id: str
-    config: AgentConfig
-    overrides: Mapping[str, Any] = field(default_factory=dict)
-    at: int | None = None
-    message: tuple[Message, ...] = ()
-    metadata: Mapping[str, Any] | None = None
-
-
-def forked(run: StoredRun, order: ForkOrder) -> ImportedRun:
+def forked(
+    run: StoredRun,
+    run_id: str,
+    base: AgentConfig,
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    at: int | None = None,
+    message: tuple[Message, ...] = (),
+    metadata: Mapping[str, Any] | None = None,
+) -> ImportedRun:
     """Return the run to create. Counters and costs of the copied steps are kept.
 
-    Raises `ConfigurationError`, with the fix, where `run` has no such step or the fork would
-    end at once.
+    `at` None means: after all steps. `base` is the stored configuration, `overrides` the fork's own
+    changes to it; `message` takes the place of what the run was given there. Raises
+    `ConfigurationError`, with the fix, where `run` has no such step or the fork would end at once.
     """
-    at = checked_at(run, order.at)
-    config = order.config.with_overrides(order.overrides)
+    at, own = checked_at(run, at), dict(overrides or {})
+    config = base.with_overrides(own)
     config.check_tool_choice()
-    log = _log(run, at, order.message)
-    state = _state(run, at, order)
+    log = _log(run, at, message)
+    state = _state(run, at, run_id, turns=bool(message))
+    if metadata is not None:
+        state = state.model_copy(update={"metadata": dict(metadata)})
     _check_has_work(run, at, log)
     ensure_resumable(run.run_id, criteria_without_code(config), state, "fork")
     return ImportedRun(
         run=NewRun(
-            run_id=order.run_id,
+            run_id=run_id,
             agent=config.name,
-            config=order.config.digest,
+            config=base.digest,
             messages=(),
             max_steps=config.max_steps,
             model=config.model,
-            overrides=dict(order.overrides),
+            overrides=own,
             metadata=state.metadata,
             tenant=run.header.get("tenant"),
             origin=RunOrigin(
@@ -389,20 +384,18 @@ def _log(run: StoredRun, at: int, message: tuple[Message, ...]) -> dict[str, str
     return log
 
 
-def _state(run: StoredRun, at: int, order: ForkOrder) -> AgentState:
+def _state(run: StoredRun, at: int, run_id: str, *, turns: bool) -> AgentState:
     state = state_before(run.state, run.log, at)
     last = run.log[at - 1] if at else None
     ended = last is not None and last.outcome is not None and not last.outcome.should_continue
-    if order.message and ended and last and last.execution == state.info.execution:
+    if turns and ended and last and last.execution == state.info.execution:
         state = state.next_execution()
     update: dict[str, Any] = {
         "status": Lifecycle.IN_PROGRESS if at else Lifecycle.QUEUED,
         "parent_agent_id": None,
         "last_continuation_outcome": None,
     }
-    if order.metadata is not None:
-        update["metadata"] = dict(order.metadata)
-    return renamed(state.model_copy(update=update), order.run_id)
+    return renamed(state.model_copy(update=update), run_id)
 
 
 def _check_has_work(run: StoredRun, at: int, log: Mapping[str, str]) -> None:

@@ -1,8 +1,7 @@
 """What model calls have cost: sums from the ledger, single calls from the records of runs."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
 from datetime import date, timedelta
 from typing import TypedDict
 
@@ -24,7 +23,7 @@ from stepfleet.orchestrator.records.ledger import (
 from stepfleet.orchestrator.records.run.facts import OriginKind
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.usage import UsageStats, nano_usd
-from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.batches.batches import pages_of
 from stepfleet.orchestrator.store.codec import moment
 from stepfleet.orchestrator.store.ledger import calls_of, day_of
 from stepfleet.orchestrator.store.runs.reading import StoredRun
@@ -51,39 +50,29 @@ class CostOptions(TypedDict, total=False):
     status: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class CallFilter:
-    """Which calls are meant: as `CostOptions` say.
+def check_calls(which: CostOptions) -> CostOptions:
+    """Return the conditions. Raises `ConfigurationError` for no status and no lane."""
+    if unknown := which.keys() - CostOptions.__annotations__.keys():
+        raise TypeError(f"there is no condition {min(unknown)!r}")
+    for name, known in (("status", CallState), ("lane", LANES)):
+        if which.get(name) not in (None, *known):
+            given = ascii(which.get(name))[:60]
+            raise ConfigurationError(f"{name}: there is no {given}; use {', '.join(known)}")
+    return which
 
-    Raises `ConfigurationError` for no status and no lane.
-    """
 
-    since: date | None = None
-    until: date | None = None
-    tenant: str | None = None
-    batch: str | None = None
-    agent: str | None = None
-    model: str | None = None
-    lane: str | None = None
-    status: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.status not in (None, *CallState):
-            given = ascii(self.status)[:60]
-            raise ConfigurationError(f"status: there is no {given}; use {', '.join(CallState)}")
-        if self.lane not in (None, *LANES):
-            given = ascii(self.lane)[:60]
-            raise ConfigurationError(f"lane: there is no {given}; use {', '.join(LANES)}")
-
-    def means(self, call: LedgerRow | CostLine) -> bool:
-        """Return whether a call is meant, apart from its time; models without their provider."""
-        batch = call.batch if isinstance(call, LedgerRow) else call.batch_id
-        model = None if self.model is None else bare_name(self.model)
-        pairs = (
-            *((self.tenant, call.tenant), (self.batch, batch), (self.agent, call.agent)),
-            *((model, call.model), (self.lane, call.lane), (self.status, call.state)),
-        )
-        return all(wanted is None or wanted == (found or "") for wanted, found in pairs)
+def means(which: CostOptions, call: LedgerRow | CostLine) -> bool:
+    """Return whether a call is meant, apart from its time; models without their provider."""
+    model = which.get("model")
+    pairs = (
+        (which.get("tenant"), call.tenant),
+        (which.get("batch"), call.batch if isinstance(call, LedgerRow) else call.batch_id),
+        (which.get("agent"), call.agent),
+        (None if model is None else bare_name(model), call.model),
+        (which.get("lane"), call.lane),
+        (which.get("status"), call.state),
+    )
+    return all(wanted is None or wanted == (found or "") for wanted, found in pairs)
 
 
 def cost_keys(by: str | Sequence[str]) -> tuple[CostKey, ...]:
@@ -96,26 +85,27 @@ def cost_keys(by: str | Sequence[str]) -> tuple[CostKey, ...]:
     return tuple(one for one in COST_KEYS if one in names)
 
 
-async def costs_of(store: Store, by: str | Sequence[str], which: CallFilter) -> Costs:
+async def costs_of(store: Store, by: str | Sequence[str], which: CostOptions) -> Costs:
     """Return the sums of the calls that are meant. Raises `ConfigurationError`."""
     keys = cost_keys(by)
     since, until = await _days(store, which)
     sums = Summing(keys)
     async for row in store.ledger.rows(since, until):
-        if which.means(row):
+        if means(which, row):
             sums.add(row)
     return sums.costs(since, until)
 
 
 async def lines_of_runs(
-    store: Store, run_id: str | None, which: CallFilter
+    store: Store, run_id: str | None, which: CostOptions
 ) -> AsyncGenerator[CostLine, None]:
     """Yield the calls of one run, of a batch, or of all runs. Raises `ConfigurationError`."""
     since, until = await _days(store, which)
     if run_id is not None:
-        pages = _one([run_id])
-    elif which.batch is not None:
-        pages = _of_batch((await store.batches.get(which.batch)).rows, which.batch)
+        pages = _each([[run_id]])
+    elif (batch := which.get("batch")) is not None:
+        rows = (await store.batches.get(batch)).rows
+        pages = _each(pages_of(batch, rows, RUNS_AT_ONCE))
     else:
         pages = _of_all(store)
     async for page in pages:
@@ -127,7 +117,7 @@ async def lines_of_runs(
                 raise run
             for line in calls_of_run(run):
                 in_time = line.time is None or since <= day_of(line.time) <= until
-                if in_time and which.means(line):
+                if in_time and means(which, line):
                     yield line
 
 
@@ -204,24 +194,19 @@ def _line(base: CostLine, sums: CallSums) -> CostLine:
     return base.model_copy(update={**tokens, **amounts, "estimated": sums.estimated > 0})
 
 
-async def _days(store: Store, which: CallFilter) -> tuple[date, date]:
+async def _days(store: Store, which: CostOptions) -> tuple[date, date]:
     """Return the first and the last day. Raises `ConfigurationError`."""
     today = await store.ledger.today()
     oldest = today - timedelta(days=store.settings.ledger_days)
-    since, until = day_of(which.since or oldest), day_of(which.until or today)
+    since, until = day_of(which.get("since") or oldest), day_of(which.get("until") or today)
     if since > until:
         raise ConfigurationError(f"since: {since} is after {until}, the last day given")
     return max(since, oldest), min(until, today)
 
 
-async def _one(page: list[str]) -> AsyncIterator[list[str]]:
-    yield page
-
-
-async def _of_batch(rows: int, batch_id: str) -> AsyncIterator[list[str]]:
-    for first in range(0, rows, RUNS_AT_ONCE):
-        numbers = range(first, min(first + RUNS_AT_ONCE, rows))
-        yield [run_id_of(batch_id, row) for row in numbers]
+async def _each(pages: Iterable[list[str]]) -> AsyncIterator[list[str]]:
+    for page in pages:
+        yield page
 
 
 async def _of_all(store: Store) -> AsyncIterator[list[str]]:

@@ -6,29 +6,30 @@ runs no tool: workers do.
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, Unpack, get_args, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from celery import Celery
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import RunOverrides, stored_overrides
+from stepfleet.orchestrator.batches.files.lines import one_of
 from stepfleet.orchestrator.batches.files.source import Given
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
-from stepfleet.orchestrator.client.cache import AsyncFleetCache
-from stepfleet.orchestrator.client.costs import CallFilter, CostOptions, costs_of, lines_of_runs
-from stepfleet.orchestrator.client.history import AsyncFleetHistory, checked_id
+from stepfleet.orchestrator.client.costs import CostOptions, check_calls, costs_of, lines_of_runs
+from stepfleet.orchestrator.client.history import AsyncFleetHistory
 from stepfleet.orchestrator.client.inputs import (
     BatchOptions,
     Input,
     RunOptions,
     SubmitOptions,
-    batch_order,
+    batch_submission,
+    checked_id,
     messages_of,
     origin_of,
-    placed,
+    run_submission,
 )
-from stepfleet.orchestrator.client.limits import AsyncFleetLimits
+from stepfleet.orchestrator.client.limits import AsyncFleetCache, AsyncFleetLimits
 from stepfleet.orchestrator.client.local import (
     DebugOrder,
     DebugSteps,
@@ -195,42 +196,41 @@ class AsyncFleet:
         again changes nothing; of another input it is a `ConflictError`. Raises
         `ConfigurationError` with field and fix.
         """
-        place, overrides = placed(options, input)
+        given = run_submission(agent, input, options)
         client = await self._session.open()
         config = await client.config_of(agent)
-        own = stored_overrides(config, overrides)
-        tenant, parent = place.tenant, None
-        if place.parent is not None:
-            parent = checked_id(place.parent, "parent")
-            tenant = tenant or await client.store.runs.tenant(parent)
+        own, tenant = stored_overrides(config, given.overrides), given.tenant
+        if given.parent and not tenant:
+            tenant = await client.store.runs.tenant(given.parent)
         changed, messages = config.with_overrides(own), messages_of(input, config.prompt)
         check_messages(changed.models, messages, "input")
-        if place.after:
-            await client.store.batches.ensure_runs(place.after.ids)
-            messages = messages_of(input) if place.after.text else messages
+        if given.after:
+            await client.store.batches.ensure_runs(given.after.ids)
+            messages = messages_of(input) if given.after.text else messages
         run = NewRun(
-            run_id=checked_id(place.run_id),
+            run_id=checked_id(given.run_id),
             agent=config.name,
             config=config.digest,
             messages=messages,
             max_steps=changed.max_steps,
             model=changed.model,
             overrides=own,
-            metadata=place.metadata,
-            parent=parent,
+            metadata=given.metadata,
+            parent=given.parent,
             tenant=tenant,
-            priority=place.priority,
-            delay=place.delay,
-            limited=place.limit is not None,
+            priority=given.priority,
+            delay=given.delay,
+            limited=given.limit is not None,
             origin=origin_of(input),
-            after=place.after,
+            after=given.after,
+            is_named=given.run_id is not None,
         )
         await client.store.submission.require_room()
         await client.accept([config])
         await client.store.configs.save(config)
-        if place.limit:
-            await self.limits.submitted(run.run_id, place.limit)
-        if await client.store.submission.create(run, is_named=place.run_id is not None):
+        if given.limit:
+            await self.limits.submitted(run.run_id, given.limit)
+        if await client.store.submission.create(run):
             await client.store.submission.publish([run])
         return run.run_id
 
@@ -283,7 +283,7 @@ class AsyncFleet:
         itself, however the run ended. `options` are those of `submit`, and a `timeout` in seconds,
         after which it raises `TimeoutError`.
         """
-        _check(raise_on)
+        one_of(raise_on, "raise_on", RaiseOn)
         return _answer_of(await self.run_with_steps(agent, prompt, **options), raise_on)
 
     @overload
@@ -315,7 +315,7 @@ class AsyncFleet:
         **options: Unpack[RunOptions],
     ) -> str | AgentRunResult:
         """Do the same as `run`, with a conversation instead of a prompt."""
-        _check(raise_on)
+        one_of(raise_on, "raise_on", RaiseOn)
         return _answer_of(await self.run_with_steps(agent, messages, **options), raise_on)
 
     async def run_stream(
@@ -369,7 +369,7 @@ class AsyncFleet:
         those of runs that are gone; of one `tenant` ('' for runs without one), `batch`, `agent`,
         `model` or `status`, if given. Raises `ConfigurationError`.
         """
-        return await costs_of(await self._session.store(), by, CallFilter(**which))
+        return await costs_of(await self._session.store(), by, check_calls(which))
 
     async def cost_lines(
         self,
@@ -383,7 +383,7 @@ class AsyncFleet:
         `ConfigurationError` for an unknown run.
         """
         store = await self._session.store()
-        async for line in lines_of_runs(store, run_id, CallFilter(**which)):
+        async for line in lines_of_runs(store, run_id, check_calls(which)):
             yield line
 
     async def submit_batch(
@@ -416,18 +416,11 @@ class AsyncFleet:
         number of runs so far. Raises `ConfigurationError` that lists the bad lines, `StoreError`
         when Redis stays out of reach.
         """
-        order = batch_order(
-            source,
-            agent,
-            agents,
-            options,
-            idempotency_key=idempotency_key,
-            skip_invalid=skip_invalid,
-            name=name,
-            on_progress=on_progress or (lambda _: None),
-        )
+        given: dict[str, Any] = {"name": name, "skip_invalid": skip_invalid}
+        given |= {"idempotency_key": idempotency_key, "on_progress": on_progress}
+        submission = batch_submission(source, agent, options, agents, **given)
         client = await self._session.open()
-        done = await client.batch_submission.submit(order, client.accept)
+        done = await client.batch_submission.submit(submission, client.accept)
         return AsyncBatch(
             self._session, done.manifest, done.problems, is_new=done.is_new, added=done.added
         )
@@ -450,13 +443,6 @@ async def debugged(settings: Settings, order: DebugOrder, overrides: RunOverride
                 yield step
         finally:
             await steps.aclose()
-
-
-def _check(raise_on: str) -> None:
-    known = get_args(RaiseOn)
-    if raise_on not in known:
-        msg = f"field 'raise_on' is {raise_on!r}; write {' or '.join(map(repr, known))}"
-        raise ConfigurationError(msg)
 
 
 def _answer_of(result: AgentRunResult, raise_on: RaiseOn) -> str | AgentRunResult:

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Unpack
-from uuid import UUID, uuid4
+from uuid import UUID
 
 from stepfleet.orchestrator.agents.agent import Agent, criteria_without_code
 from stepfleet.orchestrator.agents.config import (
@@ -18,7 +18,6 @@ from stepfleet.orchestrator.client.checkpoints import AgentCheckpoint
 from stepfleet.orchestrator.client.comparison import RunComparison, compared
 from stepfleet.orchestrator.client.control import ensure_resumable
 from stepfleet.orchestrator.client.copies import (
-    ForkOrder,
     capture,
     cost_calls,
     forked,
@@ -26,6 +25,7 @@ from stepfleet.orchestrator.client.copies import (
     restored,
     with_tools,
 )
+from stepfleet.orchestrator.client.inputs import checked_id
 from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics, ModelCall, statistics_of
@@ -168,19 +168,19 @@ class AsyncFleetHistory:
         if tools is not None:
             config = with_tools(config, await _known(client, config), list(tools))
         own = stored_overrides(config, overrides)
-        order = ForkOrder(
-            run_id=checked_id(new_run_id, "new_run_id"),
-            config=config,
-            overrides=merged_overrides(run.overrides, own),
+        imported = forked(
+            run,
+            checked_id(new_run_id, "new_run_id"),
+            config,
+            merged_overrides(run.overrides, own),
             at=at,
             message=() if message is None else parse_input(message, "message"),
             metadata=None if metadata is None else parse_metadata(dict(metadata)),
         )
-        imported = forked(run, order)
         await client.accept([config])
         await client.store.configs.save(config)
         await client.store.submission.adopt(imported)
-        return order.run_id
+        return imported.run.run_id
 
     async def compare(self, first: str, second: str) -> RunComparison:
         """Return how the run `second` differs from `first`, as far as both have come."""
@@ -240,24 +240,6 @@ class AsyncFleetHistory:
         store = await self._session.store()
         _, done = await store.runs.standing(run_id)
         await store.control.mark(run_id, COST_FROM, done)
-
-
-def checked_id(run_id: object, field: str = "run_id") -> str:
-    """Return a run id, a new one for None. Raises `ConfigurationError` unless it is a UUID."""
-    if run_id is None:
-        return str(uuid4())
-    if isinstance(run_id, UUID):
-        return str(run_id)
-    if not isinstance(run_id, str):
-        kind = type(run_id).__name__
-        raise ConfigurationError(f"{field} is of type {kind}; write a UUID, or its text")
-    try:
-        return str(UUID(run_id))
-    except ValueError:
-        raise ConfigurationError(
-            f"{field} {run_id!r:.100} is not a UUID; pass idempotency_key=... to submit(), which "
-            "makes one of any text, or derive it: str(uuid.uuid5(uuid.NAMESPACE_URL, text))"
-        ) from None
 
 
 def _own_id(checkpoint: AgentCheckpoint) -> str:

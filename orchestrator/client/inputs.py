@@ -1,9 +1,8 @@
-"""The input of a run: text, a conversation, or the result of another run. Pure."""
+"""What is submitted: the input of a run, what else is given for it, or for a batch. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import RunOverrides
@@ -11,17 +10,15 @@ from stepfleet.orchestrator.agents.prompt import worded
 from stepfleet.orchestrator.batches.files.lines import (
     INPUT_LIMIT,
     AfterFailed,
-    RowRules,
     check_before,
     input_of,
-    parse_after_failed,
+    one_of,
     parse_input,
     parse_metadata,
     parse_tenant,
     stored_form,
 )
 from stepfleet.orchestrator.batches.files.source import Given, InputFormat
-from stepfleet.orchestrator.batches.submit import BatchOrder
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import BATCH, RUN, Limit, own_limit, priority_of
 from stepfleet.orchestrator.protocol.fold import (
@@ -33,14 +30,17 @@ from stepfleet.orchestrator.protocol.fold import (
     places_of,
 )
 from stepfleet.orchestrator.records import exact_json
+from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.calls.answers import After
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.store.batches.batches import run_id_for
+from stepfleet.orchestrator.store.runs.submission import Submission
 from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
 
 LONGEST_DELAY = 366 * 24 * 3600
+_OF_FILES = ("input_field", "id_field", "input_format", "only_new")
 Priority = Literal["high", "normal", "low"]
 Input = str | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any] | AgentRunResult
 One = str | AgentRunResult
@@ -81,97 +81,102 @@ class RunOptions(SubmitOptions, total=False):
     timeout: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class RunPlace:
-    """What `submit` is given of a run besides its input and agent, checked."""
-
-    run_id: UUID | str | None
-    metadata: dict[str, Any]
-    delay: float
-    parent: UUID | str | None
-    tenant: str | None
-    priority: int
-    limit: Limit | None = None
-    after: After | None = None
-
-
-def placed(
-    options: Mapping[str, Any], given: Input | None = None
-) -> tuple[RunPlace, dict[str, Any]]:
-    """Return the options of `submit` for that input, and what is left: the run's overrides.
+def run_submission(agent: Agent | str, given: Input, options: Mapping[str, Any]) -> Submission:
+    """Return a run to submit with `SubmitOptions`, checked.
 
     Raises `ConfigurationError` that names field and fix.
     """
-    overrides = dict(options)
-    delay, metadata = overrides.pop("delay", 0.0), overrides.pop("metadata", None)
+    own = dict(options)
+    delay, metadata = own.pop("delay", 0.0), own.pop("metadata", None)
     if not 0 <= delay <= LONGEST_DELAY:
         msg = f"delay is {delay}; write seconds from 0 to {LONGEST_DELAY:,}"
         raise ConfigurationError(msg)
-    after = after_of(overrides.pop("after", None), overrides.pop("after_failed", "stop"), given)
+    after = after_of(own.pop("after", None), own.pop("after_failed", "stop"), given)
     if after and delay:
         raise ConfigurationError("field 'delay': a run begins after others, or after a delay")
-    place = RunPlace(
-        run_id=_run_id(overrides.pop("run_id", None), overrides.pop("idempotency_key", None)),
+    run_id, key = own.pop("run_id", None), _checked_key(own.pop("idempotency_key", None))
+    if None not in (run_id, key):
+        raise ConfigurationError("run_id and idempotency_key both name the run; give one of them")
+    parent = own.pop("parent", None)
+    return Submission(
+        given,
+        run_id=run_id_for(key) if key else None if run_id is None else checked_id(run_id),
         metadata=parse_metadata(dict(metadata) if metadata else None),
         delay=delay,
-        parent=overrides.pop("parent", None),
-        tenant=parse_tenant(overrides.pop("tenant", None)),
-        priority=priority_of(overrides.pop("priority", None)),
-        limit=own_limit(RUN, overrides.pop("limit", None)),
+        parent=None if parent is None else checked_id(parent, "parent"),
         after=after,
+        **_of_both(RUN, agent, own),
     )
-    return place, overrides
 
 
-def _run_id(run_id: Any, key: Any) -> Any:
-    """Return the id of a run: as it is given, or made of an idempotency key."""
-    if key is None:
-        return run_id
-    if run_id is not None:
-        raise ConfigurationError("run_id and idempotency_key both name the run; give one of them")
-    return run_id_for(_checked_key(key))
+def batch_submission(
+    source: Given,
+    agent: Agent | str | None,
+    options: Mapping[str, Any],
+    agents: Mapping[str, Agent] | None = None,
+    **given: Any,
+) -> Submission:
+    """Return a batch to submit with `BatchOptions`, checked; `given` are further fields.
+
+    Raises `ConfigurationError` that names field and fix.
+    """
+    _checked_key(given.get("idempotency_key"))
+    if (name := given.get("name")) and well_formed(name) is not name:
+        msg = "field 'name' holds a lone surrogate, which is not valid Unicode; leave it out"
+        raise ConfigurationError(msg)
+    own = dict(options)
+    before = ids_of(own.pop("after", None))
+    return Submission(
+        source,
+        after=After(runs={one: one for one in before}) if before else None,
+        **given,
+        **{one: own.pop(one) for one in _OF_FILES if one in own},
+        **_of_both(BATCH, agent, own, agents),
+    )
 
 
-def _checked_key(key: Any) -> str:
-    if not isinstance(key, str) or not key.strip():
+def _of_both(
+    kind: str,
+    agent: Agent | str | None,
+    own: dict[str, Any],
+    agents: Mapping[str, Agent] | None = None,
+) -> dict[str, Any]:
+    """Return the fields that runs and batches have; what is left of `own` are overrides."""
+    known = {key: one.config for key, one in (agents or {}).items()}
+    if isinstance(agent, Agent):
+        known[agent.name] = agent.config
+    return {
+        "agent": agent.name if isinstance(agent, Agent) else agent,
+        "agents": known,
+        "tenant": parse_tenant(own.pop("tenant", None)),
+        "priority": priority_of(own.pop("priority", None)),
+        "limit": own_limit(kind, own.pop("limit", None)),
+        "overrides": own,
+    }
+
+
+def _checked_key(key: Any) -> str | None:
+    if key is not None and not (isinstance(key, str) and key.strip()):
         raise ConfigurationError(f"idempotency_key is {key!r:.100}; write text, such as an order's")
     return key
 
 
-def batch_order(
-    source: Given,
-    agent: Agent | str | None,
-    agents: Mapping[str, Agent] | None,
-    options: Mapping[str, Any],
-    **given: Any,
-) -> BatchOrder:
-    """Return the order of a batch with `BatchOptions`; `given` are further fields of the order.
-
-    Raises `ConfigurationError` that names field and fix.
-    """
-    if given.get("idempotency_key") is not None:
-        _checked_key(given["idempotency_key"])
-    known = {key: one.config for key, one in (agents or {}).items()}
-    if isinstance(agent, Agent):
-        known[agent.name] = agent.config
-    overrides: dict[str, Any] = dict(options)
-    return BatchOrder(
-        source=source,
-        default_agent=agent.name if isinstance(agent, Agent) else agent,
-        agents=known,
-        input_format=overrides.pop("input_format", None),
-        rules=RowRules(
-            overrides.pop("input_field", None),
-            overrides.pop("id_field", None),
-            tenant=parse_tenant(overrides.pop("tenant", None)),
-            after=ids_of(overrides.pop("after", None)),
-        ),
-        only_new=overrides.pop("only_new", False),
-        limit=own_limit(BATCH, overrides.pop("limit", None)),
-        priority=priority_of(overrides.pop("priority", None)),
-        overrides=overrides,
-        **given,
-    )
+def checked_id(run_id: object, field: str = "run_id") -> str:
+    """Return a run id, a new one for None. Raises `ConfigurationError` unless it is a UUID."""
+    if run_id is None:
+        return str(uuid4())
+    if isinstance(run_id, UUID):
+        return str(run_id)
+    if not isinstance(run_id, str):
+        kind = type(run_id).__name__
+        raise ConfigurationError(f"{field} is of type {kind}; write a UUID, or its text")
+    try:
+        return str(UUID(run_id))
+    except ValueError:
+        raise ConfigurationError(
+            f"{field} {run_id!r:.100} is not a UUID; pass idempotency_key=... to submit(), which "
+            "makes one of any text, or derive it: str(uuid.uuid5(uuid.NAMESPACE_URL, text))"
+        ) from None
 
 
 def messages_of(given: Input, prompt: str | None = None) -> tuple[Message, ...]:
@@ -181,10 +186,10 @@ def messages_of(given: Input, prompt: str | None = None) -> tuple[Message, ...]:
     `ConfigurationError` that names field and fix.
     """
     if isinstance(given, AgentRunResult):
-        return input_of(_answer(given), "input", prompt)
-    if isinstance(given, Mapping):
-        return input_of(_data(given), "input", prompt)
-    if isinstance(given, str):
+        given = _answer(given)
+    elif isinstance(given, Mapping):
+        given = stored_form(dict(given), INPUT_LIMIT, "input")
+    if isinstance(given, str | dict):
         return input_of(given, "input", prompt)
     other: Any = given
     if isinstance(other, Iterable) and not isinstance(other, bytes | bytearray):
@@ -200,10 +205,6 @@ def origin_of(given: Input) -> RunOrigin | None:
     if isinstance(given, AgentRunResult):
         return RunOrigin(kind=OriginKind.RESULT, run_id=given.run_id)
     return None
-
-
-def _data(given: Mapping[str, Any]) -> Any:
-    return stored_form(dict(given), INPUT_LIMIT, "input")
 
 
 def _answer(result: AgentRunResult) -> str:
@@ -225,7 +226,7 @@ def after_of(runs: AfterRuns | None, failed: Any, given: Any) -> After | None:
 
     Raises `ConfigurationError` that names the field.
     """
-    failed = parse_after_failed(failed)
+    failed = one_of(failed, "after_failed", AfterFailed)
     if runs is None:
         return None
     names = _named(runs)

@@ -9,17 +9,23 @@ from typing import Unpack
 
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import stored_overrides
+from stepfleet.orchestrator.batches.files.lines import one_of
 from stepfleet.orchestrator.batches.files.source import BatchInput, Given, open_input
-from stepfleet.orchestrator.batches.following import check_times, due, tick_id
-from stepfleet.orchestrator.batches.scheduling import PAUSED_LOOK, Scheduling
-from stepfleet.orchestrator.batches.submit import BatchOrder
+from stepfleet.orchestrator.batches.scheduling import (
+    PAUSED_LOOK,
+    Scheduling,
+    check_times,
+    due,
+    tick_id,
+)
 from stepfleet.orchestrator.client.batch import AsyncBatch
-from stepfleet.orchestrator.client.inputs import BatchOptions, batch_order
+from stepfleet.orchestrator.client.inputs import BatchOptions, batch_submission
 from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.schedule import Missed, Overlap, Schedule, ScheduleView
 from stepfleet.orchestrator.store.batches.schedules import Schedules
 from stepfleet.orchestrator.store.fleet.overview import workers
+from stepfleet.orchestrator.store.runs.submission import Submission
 
 MOST_ROWS, MOST_BYTES = 10_000, 8 * 1024 * 1024
 """Lines of a schedule, and their bytes as JSON."""
@@ -69,17 +75,16 @@ class AsyncFleetSchedules:
         client, store = await self._open()
         now = await store.now()
         await asyncio.to_thread(check_times, cron, tz, jitter, now)
-        _check_word("missed", own.get("missed", "newest"), ("newest", "all", "skip"))
-        _check_word("overlap", own.get("overlap", "allow"), ("allow", "skip"))
+        one_of(own.get("missed", "newest"), "missed", Missed)
+        one_of(own.get("overlap", "allow"), "overlap", Overlap)
         if not isinstance(own.get("paused", False), bool):
             raise ConfigurationError(f"paused is {ascii(own['paused'])[:70]}; write True or False")
         for field in ("only_new", "after"):
             if options.get(field):
                 raise ConfigurationError(f"{field} is of one batch; a schedule does not take it")
         config = await client.config_of(agent)
-        order = batch_order(source, agent, None, options)
-        order = replace(order, agents={config.name: config})
-        rows, is_table = await _checked_lines(client, order)
+        given = replace(batch_submission(source, agent, options), agents={config.name: config})
+        rows, is_table = await _checked_lines(client, given)
         await client.store.configs.save(config)
         schedule = Schedule(
             name=name,
@@ -89,12 +94,12 @@ class AsyncFleetSchedules:
             rows=len(rows),
             rows_key=f"{name}:{secrets.token_hex(4)}",
             is_table=is_table,
-            input_field=order.rules.input_field,
-            id_field=order.rules.id_field,
-            tenant=order.rules.tenant,
-            priority=order.priority,
-            limit=order.limit.model_dump(exclude_unset=True) if order.limit else None,
-            overrides=stored_overrides(config, order.overrides),
+            input_field=given.input_field,
+            id_field=given.id_field,
+            tenant=given.tenant,
+            priority=given.priority,
+            limit=given.limit.model_dump(exclude_unset=True) if given.limit else None,
+            overrides=stored_overrides(config, given.overrides),
             created=now,
             **own,
         )
@@ -158,14 +163,14 @@ class AsyncFleetSchedules:
         return client, client.store.schedules
 
 
-async def _checked_lines(client: Client, order: BatchOrder) -> tuple[list[bytes], bool]:
+async def _checked_lines(client: Client, given: Submission) -> tuple[list[bytes], bool]:
     """Return the lines as JSON, and whether they are rows of a table.
 
     Raises `ConfigurationError` that lists bad ones, and where there are too many.
     """
-    with await asyncio.to_thread(open_input, order.source, order.input_format) as source:
+    with await asyncio.to_thread(open_input, given.source, given.input_format) as source:
         rows = await asyncio.to_thread(_lines, source)
-        found = await client.batch_submission.check(replace(order, source=source), client.accept)
+        found = await client.batch_submission.check(replace(given, source=source), client.accept)
     if found.bad:
         start = f"{source.name}: {found.bad:,} of {found.lines:,} lines cannot be used"
         more = found.bad - len(found.problems)
@@ -188,8 +193,3 @@ def _lines(source: BatchInput) -> list[bytes]:
             )
             raise ConfigurationError(msg)
     return rows
-
-
-def _check_word(field: str, given: str, words: tuple[str, ...]) -> None:
-    if given not in words:
-        raise ConfigurationError(f"{field} is {given!r}; write {', '.join(words)}")

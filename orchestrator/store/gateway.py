@@ -48,26 +48,29 @@ class Gateway:
         """The scripts that may push messages."""
 
 
-class Turns:
-    """Takes turns that last `milliseconds`, as one owner."""
+class TurnGateway(Gateway):
+    """A gateway whose subjects one worker at a time looks after, for some `milliseconds`."""
 
-    def __init__(self, connection: Connection, milliseconds: int) -> None:
-        self._connection = connection
+    def __init__(
+        self, opened: Opened, milliseconds: int, key_of_turn: Callable[[str], str]
+    ) -> None:
+        super().__init__(opened)
+        self._key_of_turn = key_of_turn
         self._milliseconds = milliseconds
-        self.token = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"
+        self._token = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(6)}"
 
-    async def take(self, key: str) -> bool:
-        """Return whether it is the caller's turn from now on."""
-        return await self._run("take", key)
+    async def take(self, name: str) -> bool:
+        """Return whether it is the caller's to look at, of all that write by other objects."""
+        return await self._turn("take", name)
 
-    async def hold(self, key: str) -> bool:
+    async def hold(self, name: str) -> bool:
         """Keep the turn for a while more; return false where it is another's by now."""
-        return await self._run("hold", key)
+        return await self._turn("hold", name)
 
-    async def release(self, key: str) -> None:
+    async def release(self, name: str) -> None:
         """Give the turn back, unless it is another's."""
-        await self._run("release", key)
+        await self._turn("release", name)
 
-    async def _run(self, word: str, key: str) -> bool:
-        given = (word, self.token, self._milliseconds)
+    async def _turn(self, word: str, name: str) -> bool:
+        key, given = self._key_of_turn(name), (word, self._token, self._milliseconds)
         return bool(await run_script(self._connection, "turn_of", [key], *given))

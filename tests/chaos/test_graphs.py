@@ -28,8 +28,7 @@ from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import AgentRunResult, AsyncFleet, Batch, Fleet, RunStatus
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.batches.following import tick_id, ticks_after
-from stepfleet.orchestrator.batches.scheduling import key_of
+from stepfleet.orchestrator.batches.scheduling import key_of, tick_id, ticks_after
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch, run_id_of
 from stepfleet.orchestrator.store.keys import FOLLOW_UPS, SCHEDULE_TURNS, Keys

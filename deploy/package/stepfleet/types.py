@@ -18,9 +18,9 @@ from stepfleet.orchestrator.client.blocking import FleetHistory as FleetHistory
 from stepfleet.orchestrator.client.blocking import FleetLimits as FleetLimits
 from stepfleet.orchestrator.client.blocking import FleetRuns as FleetRuns
 from stepfleet.orchestrator.client.blocking import FleetSchedules as FleetSchedules
-from stepfleet.orchestrator.client.cache import AsyncFleetCache as AsyncFleetCache
 from stepfleet.orchestrator.client.comparison import RunComparison as RunComparison
 from stepfleet.orchestrator.client.history import AsyncFleetHistory as AsyncFleetHistory
+from stepfleet.orchestrator.client.limits import AsyncFleetCache as AsyncFleetCache
 from stepfleet.orchestrator.client.limits import AsyncFleetLimits as AsyncFleetLimits
 from stepfleet.orchestrator.client.local import DebugStep as DebugStep
 from stepfleet.orchestrator.client.rendering import RunView as RunView

@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
@@ -114,7 +114,7 @@ def parse_line(data: dict[str, Any], prompt: str | None = None) -> BatchLine:
     return BatchLine(
         line_id=parse_id(data.get("id"), "id"),
         after=after,
-        after_failed=parse_after_failed(data.get("after_failed", "stop")),
+        after_failed=one_of(data.get("after_failed", "stop"), "after_failed", AfterFailed),
         template=template,
         messages=input_of(given, "input", None if template else prompt, data),
         agent=agent_named(data),
@@ -141,11 +141,13 @@ def parse_after(value: Any) -> tuple[str, ...]:
     return tuple(one for one in ids if one)
 
 
-def parse_after_failed(value: Any) -> AfterFailed:
-    """Return what a run does if one before it did not complete."""
-    if value in ("stop", "run"):
-        return "stop" if value == "stop" else "run"
-    raise ConfigurationError(f"field 'after_failed' is {value!r}; write 'stop' or 'run'")
+def one_of(value: Any, name: str, words: Any) -> Any:
+    """Return one of the words of a `Literal`. Raises `ConfigurationError` for anything else."""
+    if value in get_args(words):
+        return value
+    *some, last = map(repr, get_args(words))
+    msg = f"field {name!r} is {ascii(value)[:70]}; write {', '.join(some)} or {last}"
+    raise ConfigurationError(msg)
 
 
 def check_before(count: int) -> None:
@@ -319,26 +321,21 @@ class RowRules:
     """How the objects of a batch are read.
 
     With an `input_field` or an `id_field` each of them is a row. `is_table`: a further column is
-    no misspelled field of a line. `tenant` is that of objects that name none. `after` are runs that
-    all of them wait for.
+    no misspelled field of a line.
     """
 
     input_field: str | None = None
     id_field: str | None = None
     is_table: bool = False
-    tenant: str | None = None
-    after: tuple[str, ...] = ()
 
     @property
-    def signature(self) -> list[str | None]:
-        """What of the rules decides what the runs are given; empty for the usual ones."""
-        fields = [self.input_field, self.id_field] if self._names_fields else []
-        fields += [f"tenant {self.tenant}"] if self.tenant else []
-        return [*fields, *(f"after {one}" for one in self.after)]
+    def names_fields(self) -> bool:
+        """Whether a field of the objects is named."""
+        return self.input_field is not None or self.id_field is not None
 
     def format_of(self, data: Mapping[str, Any]) -> LineFormat:
         """Return which format an object has: our rows, or OpenAI's requests."""
-        return "stepfleet" if self._names_fields or self.is_table else format_of(data)
+        return "stepfleet" if self.names_fields or self.is_table else format_of(data)
 
     def agent_of(self, data: Mapping[str, Any]) -> str | None:
         """Return the agent that a line names; a row's own field `agent` names none."""
@@ -347,19 +344,15 @@ class RowRules:
     def line_of(self, data: dict[str, Any], prompt: str | None) -> BatchLine:
         """Return a run's request. Raises `ConfigurationError` that names field and fix."""
         is_row = self._is_row(data) or (prompt is not None and "input" not in data)
-        if not is_row or (prompt is None and not self._names_fields and not self.is_table):
+        if not is_row or (prompt is None and not self.names_fields and not self.is_table):
             return parse_line(data, prompt)
         return BatchLine(
             line_id=self._id(data), messages=self._input(data, prompt), metadata=kept_of(data)
         )
 
-    @property
-    def _names_fields(self) -> bool:
-        return self.input_field is not None or self.id_field is not None
-
     def _is_row(self, data: Mapping[str, Any]) -> bool:
         known = OWN_FIELDS if self.is_table else FIELDS
-        return self._names_fields or not data.keys() <= set(known)
+        return self.names_fields or not data.keys() <= set(known)
 
     def _id(self, data: Mapping[str, Any]) -> str | None:
         name = self.id_field or "id"

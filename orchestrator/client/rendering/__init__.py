@@ -3,7 +3,13 @@
 Decides what is shown and in which form; knows no terminal, no HTTP and no store. Pure.
 """
 
-from stepfleet.orchestrator.client.rendering.history import Recorded, rendered
+from stepfleet.orchestrator.client.rendering.history import (
+    ErrorBanner,
+    Recorded,
+    RunView,
+    rendered,
+    view_of,
+)
 from stepfleet.orchestrator.client.rendering.live import LiveMessages, reconciled
 from stepfleet.orchestrator.client.rendering.messages import (
     StatusType,
@@ -16,7 +22,6 @@ from stepfleet.orchestrator.client.rendering.messages import (
     indicator,
     should_render_assistant_content,
 )
-from stepfleet.orchestrator.client.rendering.view import ErrorBanner, RunView, view_of
 
 __all__ = [
     # what is shown

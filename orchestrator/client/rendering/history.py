@@ -1,11 +1,12 @@
-"""The history that a chat window shows, from a run's stored inputs and steps. Pure.
+"""What a chat window shows of a run, from its stored inputs and steps, and its error. Pure.
 
 The conversation alone: instructions, the fleet's own messages and statuses are left out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 from stepfleet.orchestrator.client.rendering.messages import (
     UIMessage,
@@ -19,9 +20,14 @@ from stepfleet.orchestrator.client.rendering.messages import (
     tool_id,
 )
 from stepfleet.orchestrator.events.envelope import args_summary
+from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message, result_text
+from stepfleet.orchestrator.records.outcome import ContinuationOutcome, StopReason
+from stepfleet.orchestrator.records.run.facts import RunFacts
+from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.steps import LoggedStep
+from stepfleet.orchestrator.records.usage import UsageStats
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +156,66 @@ def _call(record: ToolCallRecord) -> UIToolCall:
         name=record.tool_name,
         args=record.arguments,
         args_summary=args_summary(record.arguments),
+    )
+
+
+class ErrorBanner(Record):
+    """The error of a failed run; `step` is from 1, where one has failed."""
+
+    message: str
+    type: str | None = None
+    code: str | None = None
+    retryable: bool = False
+    step: int | None = None
+    tool_name: str | None = None
+
+
+class RunView(Record):
+    """A run for display. `continuation` is the newest decision, with all evaluations."""
+
+    run_id: str
+    agent_name: str
+    status: Lifecycle
+    stop_reason: StopReason | None = None
+    steps: int = 0
+    usage: UsageStats = UsageStats()
+    cost_usd: float = 0.0
+    messages: tuple[UIMessage, ...] = ()
+    banner: ErrorBanner | None = None
+    continuation: ContinuationOutcome | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the view as plain JSON-ready data."""
+        return {**super().to_dict(), "messages": [one.to_dict() for one in self.messages]}
+
+
+def view_of(facts: RunFacts, messages: Iterable[UIMessage]) -> RunView:
+    """Return the view of a run with that history."""
+    return RunView(
+        run_id=facts.run_id,
+        agent_name=facts.agent_name,
+        status=facts.lifecycle,
+        stop_reason=facts.stop_reason,
+        steps=facts.steps_used,
+        usage=facts.usage,
+        cost_usd=facts.cost_usd,
+        messages=tuple(messages),
+        banner=_banner(facts),
+        continuation=facts.outcome,
+    )
+
+
+def _banner(facts: RunFacts) -> ErrorBanner | None:
+    if facts.error is None:
+        return None
+    failure = facts.last_failure
+    if failure is None:
+        return ErrorBanner(message=facts.error)
+    return ErrorBanner(
+        message=facts.error,
+        type=failure.type.value,
+        code=failure.code,
+        retryable=failure.retryable,
+        step=facts.steps[-1].step,
+        tool_name=failure.tool_name,
     )

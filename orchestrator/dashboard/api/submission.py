@@ -133,13 +133,10 @@ class Submission(Audited):
     async def _check(self) -> BatchCheck:
         """Look at all lines."""
         given, source = self._given, self._source()
-
-        async def check(fleet: AsyncFleet) -> BatchCheck:
-            return await fleet.batches.check(
-                source, given["agent"], idempotency_key=given["id"], **given["options"]
-            )
-
-        return await self.site.work.do(self.site.fleet, check)
+        about = {"idempotency_key": given["id"], **given["options"]}
+        return await self.site.work.do(
+            self.site.fleet, lambda fleet: fleet.batches.check(source, given["agent"], **about)
+        )
 
     async def _submit(self) -> SubmissionResult:
         """Make the batch, or find it."""

@@ -2,7 +2,7 @@
 
 import hashlib
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
@@ -59,6 +59,12 @@ def run_id_of(batch_id: str, row: int) -> str:
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+def pages_of(batch_id: str, rows: int, size: int) -> Iterator[list[str]]:
+    """Yield the ids of a batch's runs in the order of its rows, up to `size` at a time."""
+    for first in range(0, rows, size):
+        yield [run_id_of(batch_id, row) for row in range(first, min(first + size, rows))]
+
+
 @lru_cache(maxsize=64)
 def _namespace(batch_id: str) -> bytes:
     return UUID(batch_id).bytes
@@ -78,6 +84,7 @@ class Batches(Gateway):
 
     def __init__(self, opened: Opened) -> None:
         super().__init__(opened)
+        self._shards = range(opened.keys.shards)
         self._all, self._sweeps = opened.keys.of(keys.BATCHES), opened.keys.of(keys.SWEEPS)
         self._retention = timedelta(seconds=opened.settings.retention)
 
@@ -284,6 +291,11 @@ class Batches(Gateway):
         replies = await self._connection.execute_all(*reads)
         return [Lifecycle(reply) if reply else None for reply in replies]
 
+    async def in_states(self, run_ids: Sequence[str], wanted: Collection[Lifecycle]) -> list[str]:
+        """Return those of the runs that are in one of the states."""
+        pairs = zip(run_ids, await self.statuses(run_ids), strict=True)
+        return [run_id for run_id, status in pairs if status in wanted]
+
     async def ensure_runs(self, run_ids: Sequence[str]) -> None:
         """Raise `NotFoundError` for a run that is to end before others, and is not there."""
         for run_id, status in zip(run_ids, await self.statuses(run_ids), strict=True):
@@ -299,18 +311,12 @@ class Batches(Gateway):
 
     async def run_of_line(self, manifest: Manifest, line_id: str) -> str | None:
         """Return the run of the line with that id; None if the batch has none (any more)."""
-        for first in range(0, manifest.rows, ROWS):
-            rows = range(first, min(first + ROWS, manifest.rows))
-            run_ids = [run_id_of(manifest.batch_id, row) for row in rows]
+        for run_ids in pages_of(manifest.batch_id, manifest.rows, ROWS):
             reads = (("HGET", self._keys.run(run_id), "line") for run_id in run_ids)
             lines = await self._connection.execute_all(*reads)
             if line_id in lines:
                 return run_ids[lines.index(line_id)]
         return None
-
-    @property
-    def _shards(self) -> range:
-        return range(self._keys.shards)
 
     async def counters(self, batch_id: str) -> list[dict[str, str]]:
         """Return each shard's counters of a batch."""

@@ -15,7 +15,7 @@ from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError, Ser
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleState, ScheduleView
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.store.codec import milliseconds, moment
-from stepfleet.orchestrator.store.gateway import Gateway, Opened, Turns
+from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
 from stepfleet.orchestrator.store.keys import (
     SCHEDULE_AGENTS,
     SCHEDULE_ROWS,
@@ -39,17 +39,16 @@ ROWS_SECONDS = 3600
 """How long lines stay that belong to no schedule (yet)."""
 
 
-class Schedules(Gateway):
+class Schedules(TurnGateway):
     """Reads and writes schedules."""
 
     def __init__(self, opened: Opened) -> None:
-        super().__init__(opened)
+        turns = opened.keys.of(SCHEDULE_TURNS)
+        super().__init__(opened, TURN_MS, lambda name: turns + name)
         self._all, self._states, self._ticks = map(
             opened.keys.of, (SCHEDULES, SCHEDULE_STATES, SCHEDULE_TICKS)
         )
-        self._agents = opened.keys.of(SCHEDULE_AGENTS)
-        self._rows, self._turn = opened.keys.of(SCHEDULE_ROWS), opened.keys.of(SCHEDULE_TURNS)
-        self._turns = Turns(opened.connection, TURN_MS)
+        self._agents, self._rows = opened.keys.of(SCHEDULE_AGENTS), opened.keys.of(SCHEDULE_ROWS)
 
     async def now(self) -> datetime:
         """Return Redis's time."""
@@ -142,7 +141,7 @@ class Schedules(Gateway):
 
     async def _remove(self, name: str, stored: str) -> bool:
         place = orjson.loads(stored).get("rows_key", "") if stored else ""
-        own = (self._rows + place, self._turn + name)
+        own = (self._rows + place, self._key_of_turn(name))
         keys = (self._all, self._states, self._ticks, self._agents, *own)
         return bool(await run_script(self._connection, "remove_schedule", keys, name, stored))
 
@@ -154,18 +153,6 @@ class Schedules(Gateway):
         ready = [name for name, score in times if float(score) <= now]
         later = [float(score) for _, score in times if float(score) > now]
         return ready, (min(later) - now) / 1000 if later else None
-
-    async def take(self, name: str) -> bool:
-        """Return whether it is the caller's to look at, of all that write by other objects."""
-        return await self._turns.take(self._turn + name)
-
-    async def hold(self, name: str) -> bool:
-        """Keep the turn for a few seconds more; return false where it is another's by now."""
-        return await self._turns.hold(self._turn + name)
-
-    async def release(self, name: str) -> None:
-        """Give the turn back, unless it is another's."""
-        await self._turns.release(self._turn + name)
 
     async def note(self, schedule: Schedule, state: ScheduleState, look: datetime) -> bool:
         """Store what came of a schedule's ticks, and when to look again, as the turn's owner.
@@ -200,9 +187,9 @@ class Schedules(Gateway):
         look: datetime,
         is_owner: bool = False,
     ) -> bool:
-        keys = (self._all, self._states, self._ticks, self._turn + name)
+        keys = (self._all, self._states, self._ticks, self._key_of_turn(name))
         texts = (one.to_json() if one else "" for one in (schedule, state))
-        token = self._turns.token if is_owner else ""
+        token = self._token if is_owner else ""
         given = (name, *texts, milliseconds(look), token, rows_key)
         return bool(await run_script(self._connection, "schedule", keys, *given))
 

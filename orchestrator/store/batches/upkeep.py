@@ -16,7 +16,7 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.batches.batches import Batches, batch_id_of
 from stepfleet.orchestrator.store.batches.requests import BatchRequests
 from stepfleet.orchestrator.store.codec import milliseconds
-from stepfleet.orchestrator.store.gateway import Gateway, Opened, Turns
+from stepfleet.orchestrator.store.gateway import Gateway, Opened, TurnGateway
 from stepfleet.orchestrator.store.pace import SweepPace
 
 MOST_AT_ONCE = 50
@@ -36,14 +36,13 @@ def follow_up_id(batch_id: str, digest: str, level: int = 0) -> str:
     return batch_id_of(f"then:{batch_id}:{digest}" + (f":{level}" if level else ""))
 
 
-class FollowUpIndex(Gateway):
+class FollowUpIndex(TurnGateway):
     """Reads and writes which batches follow others."""
 
     def __init__(self, opened: Opened, batches: Batches) -> None:
-        super().__init__(opened)
+        super().__init__(opened, TURN_MS, lambda one: f"{opened.keys.manifest(one)}:turn")
         self._index = opened.keys.of(keys.FOLLOW_UPS)
         self._batches = batches
-        self._turns = Turns(opened.connection, TURN_MS)
 
     async def register(self, manifest: Manifest) -> None:
         """Store a batch that follows another one; workers look at both soon, also once more."""
@@ -77,28 +76,20 @@ class FollowUpIndex(Gateway):
         )
         return list(found), int(size) > 0
 
-    async def take(self, batch_id: str) -> bool:
-        """Return whether it is the caller's to look at."""
-        return await self._turns.take(self._turn(batch_id))
-
     async def put_off(self, batch_id: str) -> None:
         """Have nobody look for a while, unless it is called: for a caller that looks now."""
         later = await self._now() + LATER_MS
         await self._connection.execute("ZADD", self._index, "XX", later, batch_id)
 
-    async def hold(self, batch_id: str) -> bool:
+    async def hold(self, name: str) -> bool:
         """Keep the turn while submitting; soon after the end of the last one others look.
 
         Returns false where it is another's by now.
         """
         till = await self._now() + TURN_MS
-        held = await self._turns.hold(self._turn(batch_id))
-        await self._connection.execute("ZADD", self._index, "XX", till, batch_id)
+        held = await super().hold(name)
+        await self._connection.execute("ZADD", self._index, "XX", till, name)
         return held
-
-    async def release(self, batch_id: str) -> None:
-        """Give the turn back, unless it is another's."""
-        await self._turns.release(self._turn(batch_id))
 
     async def begin(self, batch_id: str, rows: int, total: int, left_out: int) -> None:
         """Note how many rows and runs a batch has, and how many runs before it have no result."""
@@ -122,9 +113,6 @@ class FollowUpIndex(Gateway):
         """Forget that a batch waits."""
         await self._connection.execute("ZREM", self._index, batch_id)
 
-    def _turn(self, batch_id: str) -> str:
-        return f"{self._keys.manifest(batch_id)}:turn"
-
     async def _now(self) -> int:
         return milliseconds(await self._batches.now())
 
@@ -137,6 +125,7 @@ class BatchUpkeep(Gateway):
     ) -> None:
         super().__init__(opened)
         self._batches, self._follow_ups, self._requests = batches, follow_ups, requests
+        self._shards = range(opened.keys.shards)
         self._upkeep = opened.keys.of(keys.UPKEEP)
         self._retention_ms = opened.settings.retention * 1000
 
@@ -240,7 +229,3 @@ class BatchUpkeep(Gateway):
     async def _now(self) -> int:
         # Read anew: the times that scripts have just written must not be ahead of it.
         return milliseconds(await self._connection.read_clock())
-
-    @property
-    def _shards(self) -> range:
-        return range(self._keys.shards)

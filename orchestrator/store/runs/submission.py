@@ -1,10 +1,13 @@
-"""Creates runs, also ones with a history; submitting the same thing twice changes nothing."""
+"""Creates runs, also ones with a history; submitting the same thing twice changes nothing.
+
+What a caller submits is one `Submission` from there to here; each of its runs is a `NewRun`.
+"""
 
 import hashlib
 import json
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -12,9 +15,10 @@ import orjson
 from pydantic_core import to_jsonable_python
 from redis.exceptions import ResponseError
 
+from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import ConfigurationError, ConflictError, StoreError
 from stepfleet.orchestrator.events.envelope import Event, Events, EventType, status_payload
-from stepfleet.orchestrator.limits.limit import NORMAL
+from stepfleet.orchestrator.limits.limit import NORMAL, Limit
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.protocol.serialization import handoff
 from stepfleet.orchestrator.records import exact_json
@@ -32,7 +36,7 @@ from stepfleet.orchestrator.store.codec import (
 )
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
-from stepfleet.orchestrator.store.lua import ScriptCall, flat, run_script
+from stepfleet.orchestrator.store.lua import flat, run_script
 from stepfleet.orchestrator.store.pace import SweepPace
 
 PAGE_FIELDS, PAGE_BYTES = 400, 256 * 1024
@@ -45,14 +49,48 @@ _AT_WORK = (Lifecycle.QUEUED, Lifecycle.IN_PROGRESS)
 
 
 @dataclass(frozen=True, slots=True)
+class Submission:
+    """What a caller submits, a run or a batch: checked where it is given, and the same from there.
+
+    `source` is the input, or what the lines come from. `agent` names the run's agent, or that of
+    lines that name none; `agents` are those given as code, by name. `overrides` change their
+    configurations. Of a batch, `after` are runs that all lines wait for, and `tenant` is that of
+    lines that name none.
+    """
+
+    source: Any = None
+    agent: str | None = None
+    agents: Mapping[str, AgentConfig] = field(default_factory=dict)
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    tenant: str | None = None
+    priority: int = NORMAL
+    limit: Limit | None = None
+    after: After | None = None
+    # Of a run:
+    run_id: str | None = None
+    metadata: dict[str, Any] = field(default_factory=dict)
+    delay: float = 0.0
+    parent: str | None = None
+    # Of a batch:
+    idempotency_key: str | None = None
+    name: str | None = None
+    input_format: Any = None
+    input_field: str | None = None
+    id_field: str | None = None
+    only_new: bool = False
+    skip_invalid: bool = False
+    on_progress: Callable[[int], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class NewRun:
     """A run to create. `config` is the digest of its stored configuration.
 
     `delay`: seconds before its first step may start. `limited`: it, or its batch, has a limit of
     its own. `returns_to`: the call that waits for its end. `depth`: how many runs
     are above it, each started by a call of the one before. `after`: the runs whose ends it waits
-    for. `billed`: the batch that pays for a run above it. `given`: what it is made of (see
-    `given_of`), where its id may be that of another run. `model`: what its agent calls first.
+    for. `billed`: the batch that pays for a run above it. `is_named`: a caller chose its id, which
+    may be that of a run of another input. `model`: what its agent calls first.
     """
 
     run_id: str
@@ -75,7 +113,7 @@ class NewRun:
     depth: int = 0
     after: After | None = None
     billed: str | None = None
-    given: str = ""
+    is_named: bool = False
     model: str = ""
 
 
@@ -127,31 +165,18 @@ class RunSubmission(Gateway):
             msg = f"max_active_runs is {self._most:,}, and as many are active: submit it later"
             raise StoreError(msg)
 
-    async def create(self, run: NewRun, made: str | None = None, *, is_named: bool = False) -> bool:
+    async def create(self, run: NewRun) -> bool:
         """Create a run and make its first step due; return False if it was there already.
 
-        `made` is the token of the call: a repetition of it returns True as the first did. With
-        `is_named` the id is one that a caller chose, and may be that of a run of another input.
         Raises `StoreError` when Redis stays out of reach, or refuses because its memory is full,
         `ConfigurationError` where the run's batch was cancelled as a whole, and `ConflictError`
-        where a run with that chosen id is of another input.
+        where a run with an id that its caller chose is of another input.
         """
-        if is_named:
-            run = replace(run, given=given_of(run))
-        call = self._call(run, await self._connection.now(), made or _made())
+        call = self._call(run, await self._connection.now(), _made())
         try:
-            reply = await run_script(self._connection, *call)
+            return _is_new(run, await run_script(self._connection, *call))
         except ResponseError as error:
             raise _refused(error) from None
-        if reply == "cancelled":
-            raise _revoked(run)
-        if reply == "other":
-            msg = (
-                f"run {run.run_id} is there already, and is of another agent, input or overrides;"
-                " use another run_id, or idempotency_key, for another run"
-            )
-            raise ConflictError(msg)
-        return bool(reply == "created")
 
     async def create_all(self, runs: Sequence[NewRun]) -> list[bool]:
         """Create runs whose commands travel together; tell of each whether it is new.
@@ -160,17 +185,18 @@ class RunSubmission(Gateway):
         """
         now, made, created = await self._connection.now(), _made(), list[bool]()
         for group in self._pace.groups(runs):
-            replies = await self._send([self._call(run, now, made) for run in group])
-            if "cancelled" in replies:
-                raise _revoked(group[0])
-            created += [reply == "created" for reply in replies]
+            try:
+                replies = await self._pace.send([self._call(run, now, made) for run in group])
+            except ResponseError as error:
+                raise _refused(error) from None
+            created += map(_is_new, group, replies)
         return created
 
-    async def _send(self, calls: Sequence[ScriptCall]) -> list[Any]:
-        try:
-            return await self._pace.send(calls)
-        except ResponseError as error:
-            raise _refused(error) from None
+    async def submit_all(self, runs: Sequence[NewRun]) -> int:
+        """Create runs and send the first hints of new ones; return how many are there then."""
+        created = zip(runs, await self.create_all(runs), strict=True)
+        await self.publish([run for run, is_new in created if is_new])
+        return len(runs)
 
     def _call(self, run: NewRun, now: datetime, made: str) -> tuple[Any, ...]:
         queued = _queued(run, now)
@@ -185,7 +211,7 @@ class RunSubmission(Gateway):
             round(run.delay * 1000),
             **header_of(run, first_handoff(run, now)),
             made=made,
-            **({"given": run.given} if run.given else {}),
+            **({"given": given_of(run)} if run.is_named else {}),
         )
 
     async def publish(self, runs: Sequence[NewRun]) -> None:
@@ -200,20 +226,20 @@ class RunSubmission(Gateway):
         Raises `ConflictError` if another run has its id, `StoreError` when Redis stays out
         of reach or refuses because its memory is full.
         """
+        run, state = imported.run, imported.state
         try:
             outcome = await self._adopt(imported)
         except ResponseError as error:
-            msg = f"Redis refuses a new run: {error}; raise its maxmemory, or remove ended runs"
-            raise StoreError(msg) from None
+            raise _refused(error) from None
         if outcome == "exists":
             msg = (
-                f"a run of the id {imported.run.run_id} is there already; "
+                f"a run of the id {run.run_id} is there already; "
                 "choose another id (uuid.uuid4()) for this one"
             )
             raise ConflictError(msg)
         # Also after a repetition, whose first reply was lost: a second hint does no harm.
-        if imported.state.status in _AT_WORK:
-            await self._dispatch.published(_hint(imported), imported.run.agent)
+        if state.status in _AT_WORK:
+            await self._dispatch.published(Work(run.run_id, imported.step), run.agent)
         return outcome == "created"
 
     async def _adopt(self, imported: ImportedRun) -> str:
@@ -230,8 +256,20 @@ class RunSubmission(Gateway):
         # Again where a staged page has expired, or another call for the same run took the pages.
         for _ in range(_TRIES):
             counts = [len(header), *await self._stage_all(run.run_id, digest, parts)]
-            values = [part for part, count in zip(parts, counts, strict=True) if count > 0]
-            (outcome,) = await self._write(imported, digest, events, counts, values)
+            (outcome,) = await self._pushing.run(
+                "adopt",
+                run.run_id,
+                digest,
+                state.status.value,
+                imported.step,
+                round(self._settings.grace * 1000),
+                self._settings.retention,
+                self._dispatch.message(Work(run.run_id, imported.step), run.agent),
+                stored_events(events),
+                len(events),
+                *counts,
+                *(one for part, n in zip(parts, counts, strict=True) if n > 0 for one in part),
+            )
             if outcome != "missing":
                 return str(outcome)
         msg = f"the log of the new run {run.run_id} does not stay in Redis; try again"
@@ -250,37 +288,22 @@ class RunSubmission(Gateway):
             counts.append(-len(part) // 2 if len(parted) > 1 else len(part))
         return counts
 
-    async def _write(
-        self,
-        imported: ImportedRun,
-        digest: str,
-        events: Events,
-        counts: list[int],
-        values: list[list[Any]],
-    ) -> Any:
-        run, state = imported.run, imported.state
-        return await self._pushing.run(
-            "adopt",
-            run.run_id,
-            digest,
-            state.status.value,
-            imported.step,
-            round(self._settings.grace * 1000),
-            self._settings.retention,
-            self._dispatch.message(_hint(imported), run.agent),
-            stored_events(events),
-            len(events),
-            *counts,
-            *(value for part in values for value in part),
+
+def _is_new(run: NewRun, reply: Any) -> bool:
+    """Return what the script says of a run. Raises as `create`."""
+    if reply == "cancelled":
+        msg = (
+            f"batch {run.batch_id} was cancelled: no more runs of it are created; submit these "
+            "lines with another idempotency key"
         )
-
-
-def _revoked(run: NewRun) -> ConfigurationError:
-    msg = (
-        f"batch {run.batch_id} was cancelled: no more runs of it are created; submit these lines "
-        "with another idempotency key"
-    )
-    return ConfigurationError(msg)
+        raise ConfigurationError(msg)
+    if reply == "other":
+        msg = (
+            f"run {run.run_id} is there already, and is of another agent, input or overrides;"
+            " use another run_id, or idempotency_key, for another run"
+        )
+        raise ConflictError(msg)
+    return bool(reply == "created")
 
 
 def _refused(error: ResponseError) -> StoreError:
@@ -360,10 +383,6 @@ def _queued(run: NewRun, now: datetime) -> Events:
     payload |= {"tenant": run.tenant} if run.tenant else {}
     execution = f"{run.run_id}:1"
     return Events([Event(EventType.STATUS, run.run_id, execution, now, payload, run.parent)])
-
-
-def _hint(imported: ImportedRun) -> Work:
-    return Work(imported.run.run_id, imported.step)
 
 
 def pages(part: Sequence[Any]) -> Iterator[Sequence[Any]]:

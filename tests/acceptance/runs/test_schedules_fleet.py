@@ -11,8 +11,7 @@ from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Agent, AsyncFleet, Fleet
-from stepfleet.orchestrator.batches.following import tick_id, ticks_after
-from stepfleet.orchestrator.batches.scheduling import Scheduling, key_of
+from stepfleet.orchestrator.batches.scheduling import Scheduling, key_of, tick_id, ticks_after
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.batches.batches import id_of_keyed_batch, run_id_of
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS

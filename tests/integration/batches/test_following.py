@@ -350,9 +350,9 @@ async def test_a_worker_whose_turn_has_ended_refuses_no_batch(
     slow = FollowUpIndex(opened, batches)
     real = slow.hold
 
-    async def stalls(batch_id: str) -> bool:
-        await opened.connection.execute("DEL", f"{opened.keys.manifest(batch_id)}:turn")
-        return await real(batch_id)
+    async def stalls(name: str) -> bool:
+        await opened.connection.execute("DEL", f"{opened.keys.manifest(name)}:turn")
+        return await real(name)
 
     slow.hold = stalls  # type: ignore[method-assign]
     await FollowUpSubmission(with_gateways(opened, batches=batches, follow_ups=slow)).look(

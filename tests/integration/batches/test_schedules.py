@@ -347,7 +347,7 @@ async def test_a_tick_that_was_begun_is_completed_whatever_is_left_out_since(
 ) -> None:
     """Its owner died, and the next worker comes two ticks later."""
     if missed == "skip":
-        monkeypatch.setattr("stepfleet.orchestrator.batches.following.IN_TIME", timedelta(hours=2))
+        monkeypatch.setattr("stepfleet.orchestrator.batches.scheduling.IN_TIME", timedelta(hours=2))
     batch_id = await died_amid_a_tick(fleet, monkeypatch, missed=missed)
     store, worker = await opened(fleet)
     later = await store.now() + timedelta(hours=2)

@@ -17,10 +17,10 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.agents.answers import ErrorSink, Outcome
 from stepfleet.orchestrator.agents.config import stored_overrides
-from stepfleet.orchestrator.batches.check import check
+from stepfleet.orchestrator.batches.check import Plan, check
 from stepfleet.orchestrator.batches.files.source import open_input
-from stepfleet.orchestrator.batches.plan import Plan
 from stepfleet.orchestrator.client.copies import with_tools
+from stepfleet.orchestrator.store.runs.submission import Submission
 
 
 def take(call: ToolCall, state: AgentState, sink: ErrorSink) -> Outcome:
@@ -45,9 +45,9 @@ def submit_line(config: AgentConfig, overrides: dict[str, Any]) -> None:
     def unknown(name: str) -> AgentConfig:
         raise ConfigurationError(name)
 
-    plan = Plan("a", {"a": config}, unknown, {})
+    plan = Plan(Submission(agent="a", agents={"a": config}), unknown)
     with open_input([{"input": "x", "overrides": overrides}]) as source:
-        check(source, plan, skip_invalid=False)
+        check(source, plan)
 
 
 def every_way(choice: str, **given: Any) -> list[Any]:

@@ -11,9 +11,9 @@ import pytest
 
 from stepfleet.orchestrator import AgentConfig, ConfigurationError
 from stepfleet.orchestrator.agents.config import ToolRef
-from stepfleet.orchestrator.batches.check import Checked, check, valid_lines
+from stepfleet.orchestrator.batches.check import Checked, Plan, check, valid_lines
 from stepfleet.orchestrator.batches.files.source import BatchInput, open_input
-from stepfleet.orchestrator.batches.plan import Plan
+from stepfleet.orchestrator.store.runs.submission import Submission
 
 SOLVER = AgentConfig(name="solver", model="openai:m", tools=(ToolRef(name="look"),))
 WRITER = AgentConfig(name="writer", model="openai:m")
@@ -24,9 +24,15 @@ def unknown(name: str) -> AgentConfig:
 
 
 def plan_of(
-    default: str | None = "solver", overrides: Mapping[str, Any] | None = None, **given: AgentConfig
+    default: str | None = "solver",
+    overrides: Mapping[str, Any] | None = None,
+    *,
+    skip_invalid: bool = False,
+    **given: AgentConfig,
 ) -> Plan:
-    return Plan(default, given or {"solver": SOLVER, "writer": WRITER}, unknown, overrides or {})
+    agents = given or {"solver": SOLVER, "writer": WRITER}
+    own: dict[str, Any] = {"overrides": overrides or {}, "skip_invalid": skip_invalid}
+    return Plan(Submission(agent=default, agents=agents, **own), unknown)
 
 
 @contextmanager
@@ -37,7 +43,7 @@ def source_of(*lines: Any) -> Iterator[BatchInput]:
 
 def checked(*lines: Any, plan: Plan | None = None, skip_invalid: bool = False) -> Checked:
     with source_of(*lines) as source:
-        return check(source, plan or plan_of(), skip_invalid=skip_invalid)
+        return check(source, plan or plan_of(skip_invalid=skip_invalid))
 
 
 def refusal(*lines: Any, plan: Plan | None = None) -> str:
@@ -112,12 +118,9 @@ def test_the_only_agent_is_the_default() -> None:
 
 def test_bad_lines_can_be_left_out_and_keep_their_row() -> None:
     with source_of("a", {"id": 1}, "b", {"input": ""}, "c") as source:
-        plan = plan_of()
-        found = check(source, plan, skip_invalid=True)
+        found = check(source, plan_of(skip_invalid=True))
         assert (found.rows, found.total, found.problems.rows.tolist()) == (5, 3, [1, 3])
-        rows = [
-            (row, draft.line.messages[0].text) for row, draft in valid_lines(source, plan, found)
-        ]
+        rows = [(row, draft.line.messages[0].text) for row, draft in valid_lines(found)]
     assert rows == [(0, "a"), (2, "b"), (4, "c")]
 
 
@@ -140,11 +143,10 @@ def test_a_file_that_changes_under_way_is_noticed(tmp_path: Path) -> None:
     file = tmp_path / "in.jsonl"
     file.write_text('{"input": "a"}\n')
     with open_input(file) as source:
-        plan = plan_of()
-        found = check(source, plan, skip_invalid=False)
+        found = check(source, plan_of())
         file.write_text('{"input": "a"}\n{"input": "b"}\n')
         with pytest.raises(ConfigurationError, match="was changed while it was submitted"):
-            list(valid_lines(source, plan, found))
+            list(valid_lines(found))
 
 
 def test_a_lines_overrides_win_over_the_batchs_field_by_field() -> None:
@@ -166,7 +168,7 @@ def request(**body: Any) -> dict[str, Any]:
 
 
 def test_an_openai_line_without_an_agent_runs_as_a_plain_one_with_its_model() -> None:
-    plan = Plan(None, {}, unknown, {})
+    plan = Plan(Submission(), unknown)
     draft = plan.draft(orjson.dumps(request(temperature=0, response_format={"type": "text"})))
     assert (draft.config.name, draft.config.model) == ("openai-batch", "openai:gpt-4o")
     assert draft.config.tools == ()
@@ -186,13 +188,13 @@ def test_what_an_agent_cannot_do_for_an_openai_line_is_refused() -> None:
     assert "agent 'solver' has no tool 'jump'" in refusal(request(tools=tools))
     assert "'body.logprobs' cannot be set per line" in refusal(request(logprobs=True))
     assert "tools run here as an agent's code" in refusal(
-        request(tools=tools), plan=Plan(None, {}, unknown, {})
+        request(tools=tools), plan=Plan(Submission(), unknown)
     )
 
 
 def test_very_many_different_request_bodies_are_refused() -> None:
     lines = [request(user=f"u{n}") | {"custom_id": str(n)} for n in range(1001)]
-    said = refusal(*lines, plan=Plan(None, {}, unknown, {}))
+    said = refusal(*lines, plan=Plan(Submission(), unknown))
     assert "line 1001: is the 1,001th" in said
 
 
@@ -206,7 +208,7 @@ def test_twenty_thousand_lines_are_checked_in_less_memory_than_their_ids(tmp_pat
         plan = plan_of()
         tracemalloc.start()
         try:
-            found = check(source, plan, skip_invalid=False)
+            found = check(source, plan)
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.batches.following import (
+from stepfleet.orchestrator.batches.scheduling import (
     MOST_MADE_UP,
     at,
     check_times,

@@ -1,25 +1,24 @@
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
-from stepfleet.orchestrator.cli.workers import Simulated, simulated_as
+from stepfleet.orchestrator.cli.workers import Simulated
 
 
 def test_rules_alone_leave_latency_and_faults_to_the_server() -> None:
-    found = simulated_as("rules.py:rules", None, None)
+    found = Simulated("rules.py:rules")
 
-    assert found == Simulated("rules.py:rules")
+    assert found.wanted() is found
     assert found.arguments == ["--rules", "rules.py:rules"]
 
 
 def test_latency_and_faults_are_passed_on() -> None:
-    found = simulated_as("rules.py:rules", "0.2-1.5", 0.05)
+    found = Simulated("rules.py:rules", "0.2-1.5", 0.05)
 
-    assert found is not None
     assert found.arguments[2:] == ["--latency=0.2-1.5", "--faults=0.05"]
 
 
 def test_without_simulation_there_is_nothing() -> None:
-    assert simulated_as(None, None, None) is None
+    assert Simulated().wanted() is None
 
 
 @pytest.mark.parametrize(
@@ -30,4 +29,4 @@ def test_latency_or_faults_without_rules_are_refused(
     latency: str | None, faults: float | None, option: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"{option} needs --simulate RULES"):
-        simulated_as(None, latency, faults)
+        Simulated("", latency, faults).wanted()

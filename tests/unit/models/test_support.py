@@ -11,9 +11,10 @@ from support.runs.agent_records import a_state
 from stepfleet.orchestrator import Agent, Message, ModelRequest, supports, tool
 from stepfleet.orchestrator.agents.agent import contract_of
 from stepfleet.orchestrator.agents.config import AgentConfig, stored_overrides
-from stepfleet.orchestrator.batches.plan import Plan
+from stepfleet.orchestrator.batches.check import Plan
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages
+from stepfleet.orchestrator.store.runs.submission import Submission
 
 PAGE = (Path(__file__).parents[3] / "docs" / "providers.md").read_text(encoding="utf-8")
 AUDIO = {"audio": {"format": "wav", "source": {"bytes": "UklGRg=="}}}
@@ -63,7 +64,8 @@ def test_a_block_that_the_provider_takes_passes(model: str) -> None:
 
 
 def test_a_line_is_held_to_the_model_of_its_run() -> None:
-    plan = Plan(None, {"a": AgentConfig(name="a", model="openai:o")}, lambda _: None, {})  # type: ignore[arg-type,return-value]
+    agents = {"a": AgentConfig(name="a", model="openai:o")}
+    plan = Plan(Submission(agents=agents), lambda _: agents["a"])
     talk = (
         b'[{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "YQ=="}}]}]'
     )
