@@ -5,6 +5,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import wraps
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,11 +34,18 @@ def data_option() -> str:
     return "" if data == DATA_FOLDER else f" --data {shlex.quote(str(data))}"
 
 
+STANDS_FOR = "stands_for"
+"""In the globals of a function that has only a command's options: the module of the command."""
+
+
 def with_records(command: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command whose options are those of `command`, and the fields of its records."""
 
     @wraps(command)
     def call(**given: Any) -> Any:
+        if module := command.__globals__.get(STANDS_FOR):
+            found = getattr(import_module(module), command.__name__)
+            return _called(inspect.unwrap(found), given)
         return _called(command, given)
 
     call.__signature__ = inspect.Signature(_parameters(command))  # type: ignore[attr-defined]
