@@ -41,7 +41,7 @@ async def play(url: str, seed: int, seconds: float, monkeypatch: pytest.MonkeyPa
         with Losses(url, draw) as losses:
             until_then = asyncio.get_running_loop().time() + seconds
             while asyncio.get_running_loop().time() < until_then:
-                await asyncio.sleep(draw.uniform(0.05, 0.4))
+                await asyncio.sleep(draw.uniform(0.05, 0.4))  # the pace of the events
                 await strikes(draw.choice(workers), losses, draw)
             for worker in workers:
                 worker.loses = False

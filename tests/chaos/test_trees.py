@@ -182,7 +182,7 @@ def request_at_random(fleet: Fleet, run_id: str, draw: random.Random) -> None:
     for word in draw.choice(REQUESTS):
         with suppress(ConfigurationError):  # it has completed by now
             getattr(fleet.runs, word)(run_id)
-        time.sleep(draw.choice((0.02, 0.3, 1.0)))
+        time.sleep(draw.choice((0.02, 0.3, 1.0)))  # the pace of the requests
 
 
 def play_requests(trees: int, rounds: int, kills: int, server: RedisServer, seed: int) -> None:

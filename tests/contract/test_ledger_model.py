@@ -138,7 +138,7 @@ class Scene:
         if what in INTERRUPTED:
             (lease,) = self.leases[-1]
             lease.interrupt(INTERRUPTED[what])
-            await asyncio.sleep(30)
+            await asyncio.Event().wait()
         if what == "stalls":
             await lease_runs_out(self.desk, self.run_id)
             self.plans.clear()

@@ -84,7 +84,7 @@ async def test_over_20_steps_most_of_the_prompts_are_read_from_the_cache(
 @pytest.mark.parametrize("provider", MARKED)
 async def test_without_marks_nothing_is_cached(provider: str, server: ModelServer) -> None:
     counts = await run(provider, server, prompt_cache=False)
-    assert all(one.cached_tokens == one.cache_write_tokens == 0 for one in counts)
+    assert {(one.cached_tokens, one.cache_write_tokens) for one in counts} == {(0, 0)}
 
 
 NOTHING = Usage(0, 0)

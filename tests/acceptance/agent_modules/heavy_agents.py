@@ -22,7 +22,7 @@ def render(what: str) -> str:
     note("render")
     threading.Event().wait(float(os.environ.get("RENDER_SECONDS", "0.1")))
     while "RENDER_UNTIL" in os.environ and not Path(os.environ["RENDER_UNTIL"]).exists():
-        time.sleep(0.02)
+        time.sleep(0.02)  # polls: another process makes it; the tool's time limit ends this
     return f"rendered {what}"
 
 

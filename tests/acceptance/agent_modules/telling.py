@@ -15,11 +15,11 @@ def look(what: str) -> str:
     return f"seen {what}"
 
 
-@tool(read_only=True)
+@tool(read_only=True, timeout=60)
 def search(what: str) -> str:
     """Search until somebody has put the file `GO` there."""
     while not Path(os.environ["GO"]).exists():
-        time.sleep(0.05)
+        time.sleep(0.05)  # polls: another process makes it; the tool's time limit ends this
     return f"found {what}"
 
 

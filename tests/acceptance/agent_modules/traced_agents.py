@@ -20,7 +20,7 @@ def stock(product: str) -> int:
 def render(product: str) -> str:
     """Draw it, once it is allowed."""
     while not Path(os.environ["ALLOWED"]).exists():
-        time.sleep(0.02)
+        time.sleep(0.02)  # polls: another process makes it; the tool's time limit ends this
     return f"a picture of {product}"
 
 

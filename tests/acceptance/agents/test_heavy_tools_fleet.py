@@ -56,7 +56,7 @@ def test_a_waiting_run_occupies_no_slot(
     with Fleet(redis_url) as fleet:
         given = [{"id": f"{n}", "input": f"heavy {n}"} for n in range(4)]
         results = list(fleet.submit_batch(given, agent=HEAVY).results())
-    assert all(result.success for result in results)
+    assert [result.success for result in results] == [True] * 4
     for result in results:
         assert [one.is_error for one in result.steps[0].tool_calls] == [False, False]
         assert result.lost_attempts == ()
@@ -86,12 +86,12 @@ def test_a_flood_of_long_tools_does_not_hold_up_other_runs(
         plain = fleet.submit_batch(
             [{"id": f"{n}", "input": f"plain {n}"} for n in range(20)], agent=HEAVY
         )
-        assert all(result.success for result in plain.results())
+        assert [result.success for result in plain.results()] == [True] * 20
         assert flood.progress().open == 30
         (tmp_path / "over").touch()
         flood.wait(timeout=LONG)
         results = list(flood.results())
-    assert all(result.success for result in results)
+    assert [result.success for result in results] == [True] * 30
     assert len(lines(effects, "render")) == 30
     children = {child.pid for child in psutil.Process(tools.pid).children()}
     assert {int(line[2]) for line in lines(effects, "render")} <= children

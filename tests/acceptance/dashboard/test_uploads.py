@@ -79,12 +79,13 @@ def test_files_that_come_too_slowly_leave_their_places(site: Site) -> None:
     """Four of them take all places; the next one is refused until they had their time."""
     slow = [begun(site, MEGABYTE) for _ in range(4)]
     wait_until(lambda: uploaded(site, LINE % 1)[0] == 503, within=20, what="no place")
-    deadline = time.monotonic() + 90
-    while uploaded(site, LINE % 1)[0] == 503:
-        assert time.monotonic() < deadline, "the places are held"
+
+    def is_free() -> bool:
         for connection in slow:
             connection.send(b"\n")
-        time.sleep(1)
+        return uploaded(site, LINE % 1)[0] != 503
+
+    wait_until(is_free, within=90, what="a place")
     for connection in slow:
         answer = connection.getresponse()
         assert (answer.status, b"64 KiB per second" in answer.read()) == (408, True)

@@ -6,7 +6,15 @@ from pathlib import Path
 
 import pytest
 import redis
-from support.documents.documents import DOCS, blocks_of, files_of, pages, run_samples, samples_of
+from support.documents.documents import (
+    DOCS,
+    Block,
+    blocks_of,
+    files_of,
+    pages,
+    run_samples,
+    samples_of,
+)
 from support.workers.fleet_workers import FleetWorker
 from support.workers.known_agents import until_known
 
@@ -105,11 +113,12 @@ def test_pages_that_are_run_elsewhere_are_executed_there(name: str) -> None:
     assert any(re.search(r"\bexec\(|subprocess\.run\(", text) for text in texts)
 
 
-@pytest.mark.parametrize("name", WITH_PYTHON)
-def test_fragments_are_python_all_the_same(name: str) -> None:
-    for block in BLOCKS[name]:
-        if block.is_fragment:
-            assert compile(block.text, f"{name}, line {block.line}", "exec").co_code
+@pytest.mark.parametrize(
+    ("name", "block"),
+    [(name, block) for name in WITH_PYTHON for block in BLOCKS[name] if block.is_fragment],
+)
+def test_fragments_are_python_all_the_same(name: str, block: Block) -> None:
+    assert compile(block.text, f"{name}, line {block.line}", "exec").co_code
 
 
 def test_the_keys_of_a_store_at_work_are_those_that_the_map_lists(

@@ -113,7 +113,7 @@ def test_a_cold_shutdown_is_not_held_up_by_a_task_that_swallows_its_cancellation
     app.send_task("toyapp.stubborn", ("mule",))
     wait_until(lambda: worker.started("mule"), within=LONG, what="its start")
     worker.signal(signal.SIGQUIT)
-    worker.wait(within=LONG)
+    assert worker.wait(within=LONG) == 0
 
 
 def test_tasks_that_ran_across_a_lost_connection_still_report(

@@ -190,7 +190,7 @@ def test_a_child_names_its_parent_in_state_events_and_result(
     assert len(events) > 4
     assert {event["parent_agent_id"] for event in events} == {parent}
     fleet.runs.wait(parent, WAIT)
-    assert not any("parent_agent_id" in event for event in fleet.runs.events(parent))
+    assert {"parent_agent_id" in event for event in fleet.runs.events(parent)} == {False}
 
 
 def test_a_run_that_stopped_at_its_limit_goes_on_with_a_higher_one(

@@ -149,7 +149,7 @@ async def test_callbacks_are_called_in_order_and_times_are_utc_anywhere(
         run_id = await fleet.submit("noted", "hi")
         events = [event async for event in fleet.runs.events(run_id, follow=True)]
     stamps = [event["timestamp"] for event in events]
-    assert all(len(one) == 24 and one.endswith("Z") for one in stamps)
+    assert {(len(one), one[-1:]) for one in stamps} == {(24, "Z")}
     late = datetime.now(UTC) + timedelta(seconds=1)
     assert all(before < datetime.fromisoformat(one) < late for one in stamps)
 

@@ -151,6 +151,7 @@ def test_secrets_of_the_environment_are_nowhere(
         }.items():
             assert secret.encode() not in text, f"{secret} is in {place}"
     asked = model.requests
+    assert asked
     assert all("authorization" in map(str.lower, request.headers) for request in asked)
     assert not any(PAYMENT_KEY in str(request.body) for request in asked)
     for prompt in (INSTRUCTIONS, QUESTION):

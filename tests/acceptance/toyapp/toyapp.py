@@ -84,7 +84,7 @@ async def opened(name: str) -> Any:
     client = notes()
     await client.rpush("started", name)
     while not await client.exists(f"open:{name}"):  # noqa: ASYNC110 another process opens it
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # polls: the test ends the worker that waits too long
 
 
 @app.task(bind=True)
@@ -200,7 +200,7 @@ def cancel_itself() -> Any:
 
 @app.task
 def block(seconds: float) -> Any:
-    time.sleep(seconds)
+    time.sleep(seconds)  # blocks the loop: that is what the task is for
     return seconds
 
 
@@ -232,7 +232,7 @@ def sum_in_a_thread() -> Any:
     """Wait for a coroutine from a thread that the task started."""
 
     async def both() -> Any:
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0)
         return 2
 
     async def in_thread() -> Any:

@@ -44,8 +44,8 @@ async def _take_a_while() -> None:
     if os.environ.get("STEPFLEET_CRASH_AT", "").startswith(DIES_IN_A_TOOL):
         ends = Path(os.environ["STEPFLEET_CRASH_ONCE"])
         while not ends.exists():  # noqa: ASYNC110 - it is made by whoever ends this process
-            await asyncio.sleep(0.01)
-    await asyncio.sleep(TOOL_SECONDS)
+            await asyncio.sleep(0.01)  # polls: the tool's time limit ends this
+    await asyncio.sleep(TOOL_SECONDS)  # a kill hits the middle of a tool
 
 
 # A call whose outcome is unknown after a kill is told to the model, and the run goes on.

@@ -192,7 +192,7 @@ async def test_the_command_line_groups_and_retries_just_these(
     assert "5 runs did not complete, 5 were read, 4 causes" in shown
     assert "e.g. line q0, run" in shown
     found = orjson.loads(await said("failures", batch.id, "--json", code=1))["groups"]
-    assert all(group["retry"] in shown for group in found)
+    assert [group["retry"] in shown for group in found] == [True] * 4
     newest = orjson.loads(await said("failures", "--json", code=1))
     causes = {group["cause"]["key"]: group["runs"] for group in found}
     for group in newest["groups"]:

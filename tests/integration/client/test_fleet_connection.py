@@ -121,6 +121,7 @@ async def test_a_unix_socket_works(own_redis: Callable[..., RedisServer]) -> Non
     server = own_redis()
     async with AsyncFleet(server.unix_url) as fleet:
         await fleet.check()
+        assert (await fleet.overview()).active == 0
 
 
 async def test_a_sound_server_gives_no_warning_and_a_risky_one_names_the_fixes(

@@ -114,11 +114,11 @@ def test_a_tool_at_a_prompt_has_no_time_limit_in_a_local_fleet() -> None:
 
     async def in_loop() -> str:
         time.sleep(0.5)  # noqa: ASYNC251 - a prompt blocks the loop
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)  # where a time limit that has passed would strike
         return "at last"
 
     def in_thread() -> str:
-        time.sleep(0.5)
+        time.sleep(0.5)  # as a person at a prompt: longer than the limit
         return "at last"
 
     for function in (in_loop, in_thread):

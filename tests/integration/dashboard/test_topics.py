@@ -1,14 +1,17 @@
 """What open pages are told of a run's text: read from chunks as workers write them."""
 
 import asyncio
+import time
 from contextlib import aclosing
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from support.deadlines import until
 
 from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.client.fleet import store_of
+from stepfleet.orchestrator.client.watching.watch import Position, RunWatch
 from stepfleet.orchestrator.dashboard import web as topics
 from stepfleet.orchestrator.dashboard.web import LONGEST_TEXT, Topics
 from stepfleet.orchestrator.events.envelope import Event, EventType
@@ -59,16 +62,27 @@ async def commands_of(fleet: AsyncFleet) -> int:
 async def test_a_run_that_has_ended_is_looked_at_rarely_and_found_when_it_goes_on(
     fleet: AsyncFleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topics, "ENDED_SECONDS", 1.5)
+    pause = 0.3
+    monkeypatch.setattr(topics, "SECONDS", 0.0)
+    monkeypatch.setattr(topics, "ENDED_SECONDS", pause)
+    looks: list[float] = []
+    moved = RunWatch.moved
+
+    async def noted(*given: Any, **options: Any) -> Position:
+        looks.append(time.monotonic())
+        return await moved(*given, **options)
+
+    async def has_looked() -> bool:
+        return len(looks) >= 4
+
+    monkeypatch.setattr(RunWatch, "moved", noted)
     run_id = await fleet.submit(Agent("clerk", model="openai:none"), "x")
     await fleet.runs.cancel(run_id)
     async with aclosing(Topics(fleet).run(run_id)) as states, asyncio.timeout(60):
         await anext(states)
         again = asyncio.ensure_future(anext(states))
-        await asyncio.sleep(1.2)
-        before = await commands_of(fleet)
-        await asyncio.sleep(1.0)
-        assert await commands_of(fleet) - before < 8, "a run under way is read 4 times a second"
+        await until(has_looked, within=60, what="three more looks")
+        assert looks[3] - looks[0] > 3 * pause * 0.9, "it is looked at like a run under way"
         assert not again.done()
         assert (await fleet.runs.retry(run_id)).outcome == "retried"
         await again
@@ -79,15 +93,31 @@ async def test_a_quiet_fleet_costs_little_and_each_change_is_found(
 ) -> None:
     monkeypatch.setattr(topics, "FLEET_SECONDS", 0.05)
     shards = (await store_of(fleet)).keys.shards
+    looks, look = 0, topics._fleet
+
+    async def noted(*given: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return await look(*given)
+
+    async def a_look_has_passed() -> None:
+        before = looks
+
+        async def has_looked() -> bool:
+            return looks >= before + 2
+
+        await until(has_looked, within=60, what="two looks")
+
+    monkeypatch.setattr(topics, "_fleet", noted)
     async with aclosing(Topics(fleet).fleet()) as states, asyncio.timeout(60):
         await anext(states)
         quiet = asyncio.ensure_future(anext(states))
-        await asyncio.sleep(0.3)
+        await a_look_has_passed()
         assert not quiet.done()
         await fleet.limits.set("tenant:acme", usd=1)
         await quiet
         paused = asyncio.ensure_future(anext(states))
-        await asyncio.sleep(0.1)
+        await a_look_has_passed()
         await fleet.pause()
         await paused
         run_id = await fleet.submit(Agent("clerk", model="openai:none"), "x")

@@ -97,6 +97,7 @@ async def test_one_living_sentinel_suffices(guarded: SentinelFleet) -> None:
     dead = f"@127.0.0.1:{free_port()},"
     async with AsyncFleet(url_of(guarded).replace("@", dead)) as fleet:
         await fleet.check()
+        assert (await fleet.overview()).redis_version
 
 
 async def test_events_are_published_where_the_master_is(guarded: SentinelFleet) -> None:

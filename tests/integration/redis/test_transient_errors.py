@@ -146,7 +146,7 @@ async def test_a_full_redis_refuses_writes_and_answers_reads(
         began = time.monotonic()
         while time.monotonic() - began < 3:
             assert await connection.execute("GET", "seen") == "x"
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the pace of one that reads
         lasted = time.monotonic() - began
         assert errors_of(server, "OOM") - refused < 500 + MOST_PER_SECOND * (lasted + 1)
         assert not any(task.done() for task in writes)

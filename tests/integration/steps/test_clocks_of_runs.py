@@ -41,7 +41,7 @@ class Clock:
 @tool(read_only=True)
 async def nap(seconds: float) -> str:
     """Sleep."""
-    await asyncio.sleep(seconds)
+    await asyncio.sleep(seconds)  # a slow tool: its time is what is tested
     return "rested"
 
 
@@ -134,7 +134,7 @@ async def test_a_step_lasts_from_before_its_call_to_behind_its_tools(redis_url: 
     """TIME-10"""
 
     async def slow(_: Any) -> Any:
-        await asyncio.sleep(0.1)
+        await asyncio.sleep(0.1)  # a slow model
         return call(("nap", {"seconds": 0.1}))
 
     async with opened_run(redis_url, slow, say("done"), tools=(nap,)) as (desk, hands, run_id):

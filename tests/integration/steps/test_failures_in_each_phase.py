@@ -226,7 +226,7 @@ async def test_the_type_of_several_errors_does_not_depend_on_which_came_first(
     @tool
     async def late(kind: str) -> str:
         """Fail after a while."""
-        await asyncio.sleep(random.random() / 100)
+        await asyncio.sleep(random.random() / 100)  # so that any of them is the first
         if kind == "timeout":
             raise ToolTimeoutError("too slow")
         raise ValueError(kind)

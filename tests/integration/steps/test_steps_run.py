@@ -122,7 +122,7 @@ async def test_one_step_longer_than_the_time_limit_stops_the_run_right_after_it(
     """TIME-16, CONT-18, trap F3: the step's time is added before the criteria are evaluated."""
 
     async def slow(_: ModelRequest) -> LLMResponse:
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.2)  # a slow model: longer than the limit
         return call(("look", {"what": "a"}))
 
     async with opened(slow, tools=(look,), cumulative_timeout=0.1) as (desk, hands, run_id):

@@ -44,7 +44,7 @@ async def held() -> AsyncIterator[list[float]]:
     async def look() -> None:
         before = time.thread_time()
         while True:
-            await asyncio.sleep(0.005)
+            await asyncio.sleep(0.005)  # the pace of the measurement
             now = time.thread_time()
             found.append(now - before)
             before = now

@@ -70,17 +70,20 @@ async def test_an_answer_that_comes_while_limits_are_read_waits_for_them(
         found.append("openai:m" in gate.limits)
 
     reads = gate.reload
-    begun = asyncio.Event()
+    begun, goes_on = asyncio.Event(), asyncio.Event()
 
     async def slow() -> None:
         begun.set()
-        await asyncio.sleep(0.05)
+        await goes_on.wait()
         await reads()
 
     gate.reload = slow  # type: ignore[method-assign]
-    first = asyncio.create_task(refused())
+    calls = [asyncio.create_task(refused()) for _ in range(4)]
     await begun.wait()
-    await asyncio.gather(first, *(refused() for _ in range(3)))
+    await asyncio.sleep(0)
+    assert found == []
+    goes_on.set()
+    await asyncio.gather(*calls)
     assert found == [True] * 4
     await gate.aclose()
 

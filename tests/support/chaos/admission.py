@@ -82,7 +82,7 @@ class UnluckyWorker:
                 for lease in self._leases:
                     await renewing(self._store)(lease)
                 await rescuer.rescue_all()
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # the pace of a ticker
 
     def _rescuer(self) -> Rescuer:
         opened = self._desk.opened
@@ -95,7 +95,7 @@ class UnluckyWorker:
         while True:
             message = await opened.connection.execute("LPOP", opened.dispatch.queue_key)
             if message is None:
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(0.01)  # polls, as long as the test runs
             elif not self._is_lost(0.1):
                 args = json.loads(message)["headers"]["argsrepr"].replace("'", '"')
                 run_id, step = json.loads(args)
@@ -115,7 +115,7 @@ class UnluckyWorker:
                     await self._attempt(claim)
 
     async def _attempt(self, claim: Claim) -> None:
-        await asyncio.sleep(self._draw.uniform(0.01, 0.1))
+        await asyncio.sleep(self._draw.uniform(0.01, 0.1))  # the call of a model
         if self._is_lost(0.05):
             verdict = Verdict(Move.RELEASE, claim.state)
             await self._admitted.commit(claim, verdict, Events([]))
@@ -155,7 +155,7 @@ class Losses:
     async def go_back(self) -> None:
         """Lose the writes of up to a second."""
         flat: list[Any] = self._dump()
-        await asyncio.sleep(self._draw.uniform(0.05, 1.0))
+        await asyncio.sleep(self._draw.uniform(0.05, 1.0))  # what is written meanwhile is lost
         again = self._client.pipeline(transaction=True)
         again.flushall()
         for key, data, left in zip(*[iter(flat)] * 3, strict=True):

@@ -5,7 +5,6 @@ On the way it loses some and delivers some twice. Knows nothing of what a messag
 
 import random
 import threading
-import time
 from collections import Counter
 from typing import Any, Self
 
@@ -51,7 +50,7 @@ class Courier:
             except (redis.ConnectionError, redis.TimeoutError):
                 moved = 0
             if not moved:
-                time.sleep(_PAUSE_SECONDS)
+                self._ended.wait(_PAUSE_SECONDS)
 
     def _carry(self) -> int:
         room = self._ahead - int(self._client.llen(READ))

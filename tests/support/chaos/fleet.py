@@ -13,6 +13,7 @@ from typing import Self
 
 import psutil
 import redis
+from support.deadlines import wait_until
 from support.workers.fleet_workers import FleetWorker
 from support.workers.frozen import freeze
 
@@ -115,10 +116,7 @@ class ChaosWorkers:
 
     def await_one(self, within: float = 30) -> None:
         """Return when a worker consumes."""
-        deadline = time.monotonic() + within
-        while not any(self._is_up(name) for name in self.workers):
-            assert time.monotonic() < deadline, "no worker started"
-            time.sleep(_PAUSE_SECONDS)
+        wait_until(lambda: any(map(self._is_up, self.workers)), within=within, what="a worker")
 
     def kill(self, name: str, watch: RecoveryWatch) -> None:
         """End a worker and its children by SIGKILL and start another in its place."""

@@ -102,7 +102,9 @@ def table(text: str, *head: str) -> list[list[str]]:
     lines = text.splitlines()
     start = lines.index(next(one for one in lines if one.startswith(f"| {' | '.join(head)} |")))
     body = itertools.takewhile(lambda line: line.startswith("|"), lines[start + 2 :])
-    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in body]
+    rows = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in body]
+    assert rows, f"the table of {head} is empty"
+    return rows
 
 
 def head_of(text: str, first: str) -> list[str]:

@@ -18,7 +18,7 @@ HEAVY = "gpu"
 @tool(queue=HEAVY)
 async def render(what: str) -> str:
     """Take a while on another machine."""
-    await asyncio.sleep(0.05)
+    await asyncio.sleep(0.05)  # a slow tool
     return f"rendered {what}"
 
 

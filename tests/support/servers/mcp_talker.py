@@ -65,9 +65,9 @@ async def look(ctx: Context[Any, Any], seconds: float = 0, until: str = "") -> s
     meta = ctx.request_context.meta or {}
     note(f"look {dict(meta).get('stepfleet/idempotency-key')}")
     try:
-        await asyncio.sleep(seconds)
+        await asyncio.sleep(seconds)  # a slow tool
         while until and not Path(until).exists():  # noqa: ASYNC110 another process makes it
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.02)  # polls: the time limit of the call ends this
     except BaseException:
         note("look cancelled")
         raise

@@ -168,7 +168,7 @@ def kept_events(*payloads: Any) -> Script:
     async def script(writer: asyncio.StreamWriter) -> None:
         writer.write(head + f"{len(lines):x}\r\n".encode() + lines + b"\r\n")
         await writer.drain()
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(0.02)  # a slow network
         writer.write(b"0\r\n\r\n")
 
     return script

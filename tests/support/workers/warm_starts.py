@@ -82,7 +82,7 @@ class Forked:
         while (code := self.poll()) is None:
             if deadline is not None and time.monotonic() >= deadline:
                 raise subprocess.TimeoutExpired(f"process {self.pid}", timeout or 0.0)
-            time.sleep(_POLL_SECONDS)
+            time.sleep(_POLL_SECONDS)  # polls, to the caller's deadline
         return code
 
     def send_signal(self, which: int) -> None:

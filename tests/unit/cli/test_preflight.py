@@ -89,15 +89,10 @@ def test_a_missing_key_is_found_before_any_connection_is_made() -> None:
         check_models([OPENAI], {})
 
 
-def test_an_endpoint_where_nobody_listens_is_refused(dead_port: int) -> None:
-    environment = {"OPENAI_BASE_URL": f"http://127.0.0.1:{dead_port}/v1"}
-
-    with pytest.raises(ConfigurationError, match="cannot be reached"):
-        check_models([OPENAI], environment)
-
-
-def test_an_endpoint_where_somebody_listens_is_accepted(live_port: int) -> None:
+def test_an_endpoint_is_refused_where_nobody_listens(live_port: int, dead_port: int) -> None:
     check_models([OPENAI], {"OPENAI_BASE_URL": f"http://127.0.0.1:{live_port}/v1"})
+    with pytest.raises(ConfigurationError, match="cannot be reached"):
+        check_models([OPENAI], {"OPENAI_BASE_URL": f"http://127.0.0.1:{dead_port}/v1"})
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,16 @@ import signal
 from stepfleet.orchestrator.cli.signals import Interrupts
 
 
+async def signals_are_heard() -> None:
+    """Return when the loop has heard all signals that were sent before."""
+    heard, loop = asyncio.Event(), asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGUSR1, heard.set)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    async with asyncio.timeout(60):
+        await heard.wait()
+    loop.remove_signal_handler(signal.SIGUSR1)
+
+
 async def test_a_closed_terminal_is_an_orderly_stop_however_often_it_is_reported() -> None:
     interrupts = Interrupts()
     interrupts.before_exit(os.abort)
@@ -15,7 +25,7 @@ async def test_a_closed_terminal_is_an_orderly_stop_however_often_it_is_reported
                 os.kill(os.getpid(), signal.SIGHUP)
                 async with asyncio.timeout(10):
                     await interrupts.requested.wait()
-                await asyncio.sleep(0)
+                await signals_are_heard()
     finally:
         signal.signal(signal.SIGHUP, before)
 
@@ -28,7 +38,7 @@ async def test_under_nohup_a_closed_terminal_changes_nothing() -> None:
     try:
         with interrupts.handled():
             os.kill(os.getpid(), signal.SIGHUP)
-            await asyncio.sleep(0.05)
+            await signals_are_heard()
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, before)

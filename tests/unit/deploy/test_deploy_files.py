@@ -56,9 +56,9 @@ def test_what_the_example_leaves_empty_is_a_secret_that_has_no_default() -> None
 
 
 def test_the_example_and_compose_agree_on_defaults() -> None:
-    for name, (kind, default) in variables().items():
-        if kind == ":-":
-            assert example()[name] == default
+    defaults = {name: default for name, (kind, default) in variables().items() if kind == ":-"}
+    assert defaults
+    assert defaults.items() <= example().items()
 
 
 def test_passwords_are_demanded_not_made_up() -> None:
@@ -97,10 +97,11 @@ def test_what_the_image_copies_is_in_the_tree_and_in_the_build_context(
         for line in (ROOT / ".dockerignore").read_text().splitlines()
         if line.startswith("!")
     }
-    for line in re.findall(r"^COPY (?!--from)(.+)$", containerfile, re.MULTILINE):
-        for source in line.split()[:-1]:
-            assert (ROOT / source).exists(), source
-            assert source in kept, source
+    lines = re.findall(r"^COPY (?!--from)(.+)$", containerfile, re.MULTILINE)
+    copied = {source for line in lines for source in line.split()[:-1]}
+    assert copied
+    assert {source for source in copied if not (ROOT / source).exists()} == set()
+    assert copied <= kept
 
 
 def test_ports_are_published_on_loopback_only(compose: dict[str, Any]) -> None:
@@ -225,8 +226,9 @@ def test_the_options_of_compose_are_options_of_the_commands(compose: dict[str, A
             check=False,
             env={"PATH": os.environ["PATH"], "TERM": "dumb", "COLUMNS": "200"},
         )
-        for option in (word for word in words if word.startswith("--")):
-            assert option in helped.stdout, f"{command} {option}"
+        options = [word for word in words if word.startswith("--")]
+        assert options
+        assert [option for option in options if option not in helped.stdout] == [], command
 
 
 def test_the_lock_tool_of_image_and_gate_is_the_same(containerfile: str) -> None:

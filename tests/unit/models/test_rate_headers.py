@@ -64,11 +64,17 @@ def test_a_moment_is_read_as_one(moment: str, seconds: float | None) -> None:
     assert (found["r"].reset if "r" in found else None) == seconds
 
 
-@given(st.dictionaries(st.sampled_from([*OPENAI, *ANTHROPIC, "date"]), st.text(), max_size=20))
+NAMES = st.sampled_from([*OPENAI, *ANTHROPIC, "date"])
+VALUES = st.text() | st.sampled_from([*OPENAI.values(), *ANTHROPIC.values(), *WRONG])
+
+
+@given(st.dictionaries(NAMES, VALUES, max_size=20))
 def test_no_headers_break_the_reading(headers: dict[str, str]) -> None:
-    for one in standings(headers).values():
+    found = standings(headers)
+    assert set(found) <= set("rtio")
+    for one in found.values():
         assert one.limit > 0
-        assert one.is_scarce in {True, False}
+        assert not one.is_scarce or None not in (one.remaining, one.reset)
 
 
 def test_little_is_left_below_a_quarter_of_the_bucket() -> None:

@@ -60,7 +60,10 @@ def test_a_block_that_the_provider_lacks_is_refused_with_its_place(
 
 @pytest.mark.parametrize("model", ["openai:o", "google:gemini-3-pro", "groq:x", "mine:x"])
 def test_a_block_that_the_provider_takes_passes(model: str) -> None:
-    check_messages([model], [Message.user([{"text": "hear"}, AUDIO])], "input")
+    """Of two models the second one is refused."""
+    talk = [Message.user([{"text": "hear"}, AUDIO])]
+    with pytest.raises(ConfigurationError, match="model 'anthropic:c' takes no audio"):
+        check_messages([model, "anthropic:c"], talk, "input")
 
 
 def test_a_line_is_held_to_the_model_of_its_run() -> None:

@@ -1,10 +1,9 @@
 """What may be said of an MCP server where an agent is defined."""
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
+from support.loaded_modules import loaded_by
 
 from stepfleet.orchestrator import Agent, ConfigurationError, mcp_server, tool
 from stepfleet.orchestrator.agents.config import stored_overrides
@@ -33,14 +32,11 @@ def test_an_agent_without_servers_is_stored_as_before() -> None:
 
 
 def test_a_definition_needs_neither_the_server_nor_the_protocols_package() -> None:
-    program = (
-        "import sys\n"
-        "from stepfleet.orchestrator import Agent\n"
-        "from stepfleet.orchestrator.tools import mcp_server\n"
-        "Agent('a', model='openai:m', tools=[mcp_server('x', command=['nowhere'])])\n"
-        "assert not {'mcp', 'mcp_types', 'anyio'} & set(sys.modules)\n"
+    loaded = loaded_by(
+        "from stepfleet import Agent, mcp_server\n"
+        "Agent('a', model='openai:m', tools=[mcp_server('x', command=['nowhere'])])"
     )
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert loaded.isdisjoint({"mcp", "mcp_types", "anyio"})
 
 
 @pytest.mark.parametrize(

@@ -345,7 +345,7 @@ async def test_a_claim_whose_task_is_cancelled_goes_back() -> None:
         found = await claim(hint, token)
         if not claimed.is_set():
             claimed.set()
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         return found
 
     store = Overriding(made.store, made.store.journal)
@@ -414,7 +414,7 @@ async def test_what_a_stopping_worker_has_paid_for_is_journaled_for_the_next_one
     async def wait() -> str:
         """Wait."""
         started.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return "never"
 
     made = scene(call(("wait", {})), tools=[wait])
@@ -550,7 +550,7 @@ async def test_a_call_whose_worker_stops_goes_back_with_its_time() -> None:
     async def wait() -> str:
         """Wait."""
         started.set()
-        await asyncio.sleep(60)
+        await asyncio.Event().wait()
         return "never"
 
     made = scene(call(("wait", {})), tools=[wait])

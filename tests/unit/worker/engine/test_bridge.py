@@ -85,7 +85,7 @@ def test_an_exception_raised_by_a_signal_cancels_the_coroutine_and_goes_on(
     async def endless() -> None:
         began.set()
         try:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         finally:
             cleaned.set()
 
@@ -118,7 +118,7 @@ def test_a_thread_that_waits_for_a_loop_that_ends_is_notified() -> None:
 
             async def endless() -> None:
                 began.set()
-                await asyncio.sleep(3600)
+                await asyncio.Event().wait()
 
             waiting = threads.submit(await_, endless())
             assert began.wait(60)

@@ -63,6 +63,7 @@ async def test_a_step_that_begins_never_waits_and_goes_before_answers() -> None:
         await steps.until(at_work=2, waiting=1)
     await steps.until(at_work=1, waiting=0)
     await steps.end()
+    assert steps.went == [0]
 
 
 @pytest.mark.parametrize("had_its_turn", [False, True])
@@ -107,7 +108,7 @@ async def test_steps_that_are_stuck_hold_nobody_up_while_others_come_and_go() ->
     async def come_and_go() -> None:
         while True:
             with pacing:
-                await asyncio.sleep(0.005)
+                await asyncio.sleep(0.005)  # the pace of steps that come and go
 
     with pacing, pacing:
         others = asyncio.ensure_future(come_and_go())
@@ -141,7 +142,7 @@ async def test_whoever_is_broken_off_at_a_boundary_is_counted_until_its_end(turn
             try:
                 async with pacing.elsewhere:
                     await asyncio.sleep(0)
-                await asyncio.sleep(ENDLESS)
+                await asyncio.Event().wait()
             except asyncio.CancelledError:
                 seen.append(pacing.at_work)
                 raise

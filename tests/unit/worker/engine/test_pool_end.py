@@ -38,7 +38,7 @@ class Cleaning:
 
     async def _work(self) -> None:
         try:
-            await asyncio.sleep(3600)
+            await asyncio.Event().wait()
         finally:
             self.cleaned = True
 

@@ -92,7 +92,7 @@ def test_a_stream_holds_what_the_whole_answer_holds(server: ModelServer, reply: 
 
 def test_a_stream_has_no_usage_unless_it_is_asked_for(server: ModelServer) -> None:
     server.script("hi", "hello")
-    assert all("usage" not in chunk for chunk in events(post(server, body(stream=True))))
+    assert {"usage" in chunk for chunk in events(post(server, body(stream=True)))} == {False}
 
 
 def test_the_turn_of_the_conversation_picks_the_reply(server: ModelServer) -> None:

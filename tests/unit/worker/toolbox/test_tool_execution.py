@@ -271,7 +271,7 @@ async def test_the_duration_is_measured_for_failures_too(
 
     @tool
     def sleeps(fail: bool) -> None:
-        time.sleep(0.2)
+        time.sleep(0.2)  # a slow tool: its time is what is measured
         if fail:
             raise ValueError("no")
 
