@@ -6,7 +6,7 @@ import pytest
 from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator.protocol.attempt import Wait
-from stepfleet.orchestrator.protocol.claim import Claim, Outage, Refused, Work
+from stepfleet.orchestrator.protocol.claim import Outage, Refusal, Refused, Work
 from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.protocol.waiting import StepWait, WaitReason
 from stepfleet.orchestrator.store.codec import load_wait, moment
@@ -126,7 +126,7 @@ async def test_a_result_that_a_worker_of_the_version_before_delivers_is_found(de
     await execute("HSET", key, "status", "in_progress", "wait", wait, "v", "3")
     await execute("HSET", f"{key}:journal", "response", "{}", "r:0", "{}", "n:0", "1")
     refusal = await desk.steps.calls.take(Work(run_id, 0, 0), "mine")
-    assert not isinstance(refusal, Claim)
+    assert isinstance(refusal, Refusal)
     assert load_wait(await desk.header(run_id)) is None
     assert await desk.due(run_id) == pytest.approx(await now(desk), abs=60_000)
 
