@@ -272,7 +272,7 @@ class Rescuer:
         replies = [one.result() for shard, one in answered.items() if shard not in failed]
         self._calm_until |= dict.fromkeys(failed, time.monotonic() + self.calm)
         hints = [hint for reply in replies for hint in _hints(reply[5:])]
-        hints += await self._lost([hint for reply in replies for hint in _hints(reply[4])])
+        limited = [hint for reply in replies for hint in _hints(reply[4])]
         owing = [hint for reply in replies for hint in _hints(reply[3])]
         behind = [hint for reply in replies for hint in _hints(reply[2])]
         calls = [call for reply in replies for call in _calls(reply[1])]
@@ -286,10 +286,12 @@ class Rescuer:
         await self._dispatch.publish(hints)
         await self._dispatch.publish(behind, behind=True)
         await self._dispatch.publish_calls(calls)
+        lost = await self._lost(limited)
+        await self._dispatch.publish(lost)
         for error in failed.values():
             if not replies or not isinstance(error, StoreError):
                 raise error
-        return count, any(int(reply[0]) >= self._most for reply in replies)
+        return count + len(lost), any(int(reply[0]) >= self._most for reply in replies)
 
     async def _lost(self, limited: Sequence[tuple[Work, str]]) -> list[tuple[Work, str]]:
         """Return those among runs that wait for limits that are in no line: its keys were lost."""

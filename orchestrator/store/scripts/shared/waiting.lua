@@ -1,10 +1,9 @@
 -- Shared by the scripts of runs that wait for tool calls on queues of their own. Follows common.lua.
 --
--- The journal holds per call i: s:i how often it was started,
--- o:i its owner's token, l:i the end of the owner's lease (ms), n:i when the rescuer looks at it
--- next, c:i how many owners vanished, x:i how, y:i '<token> <n>' of an owner that is an
--- isolated process for n suspects, w:i the owner's worker, e:i ms since it was taken, r:i its result; and for the
--- step: `spent`, ms of workers' time so far, `began` (ms), `paid`, the ledger entry if the wait is ended from outside.
+-- The journal holds per call i: s:i how often it was started, o:i its owner's token, l:i the end of the owner's lease (ms),
+-- n:i when the rescuer looks at it next, c:i how many owners vanished, x:i how, y:i '<token> <n>' of an owner that is an
+-- isolated process for n suspects, w:i the owner's worker, e:i ms since it was taken, r:i its result; and for the step:
+-- `spent`, ms of workers' time so far, `began` (ms), `paid`, the ledger entry if the wait is ended from outside.
 --
 -- A call whose queue is @run, @approval or @person has no worker: k:i is the key of what it
 -- waits for, t:i its time limit (ms), a:i the answer (JSON). Those that people answer are in the shard's index `asks`.
