@@ -94,12 +94,13 @@ def loaded(name: str, keys: Sequence[str], *args: Any) -> tuple[Any, ...]:
 
 
 async def load(connection: Connection, *names: str) -> None:
-    """Load scripts on every server, so that a thousand concurrent first calls need not send them.
+    """Load scripts, or all, on every server, so that a thousand concurrent first calls send none.
 
     `run_script` sends a script that a server refuses to load with the call.
     """
+    every = (*sorted(scripts()), *RENEWALS)  # these last: servers before Redis 7 refuse them
     with suppress(RedisError, OSError, StoreError):
-        for name in names:
+        for name in names or every:
             await connection.everywhere("SCRIPT", "LOAD", text(name))
 
 

@@ -96,8 +96,8 @@ class StepStore(Gateway):
         self.has_price: Callable[[AgentConfig, str], bool] = lambda _, __: True
 
     async def prepare(self) -> None:
-        """Have Redis know the scripts of a step."""
-        await load(self._connection, "claim", "journal", "commit")
+        """Have Redis know the scripts."""
+        await load(self._connection)
 
     async def claim(self, hint: Work, token: str, *, waits: bool = False) -> Claim | Refusal:
         """Take the step: fence, lease, load, in one round trip; a long log takes more.

@@ -1,4 +1,4 @@
-"""The scripts of a step are with Redis before the first one needs them."""
+"""The scripts are with Redis before the first step needs them."""
 
 import urllib.parse
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ import pytest
 import redis
 from support.runs.stored_runs import bench
 
-from stepfleet.orchestrator.store.lua import digest
+from stepfleet.orchestrator.store.lua import RENEWALS, digest, scripts
 
 STEP = ("claim", "journal", "commit")
 
@@ -35,11 +35,15 @@ def who_may_not_load(redis_url: str, client: redis.Redis) -> Iterator[str]:
     client.acl_deluser("runner")
 
 
-async def test_a_prepared_store_has_loaded_the_scripts(redis_url: str, client: redis.Redis) -> None:
+async def test_a_prepared_store_has_loaded_all_scripts(redis_url: str, client: redis.Redis) -> None:
+    """Else a thousand leases that are renewed at once send that script a thousand times."""
+    every = sorted(scripts() | RENEWALS.keys())
     async with bench(redis_url) as desk:
-        assert client.script_exists(*map(digest, STEP)) == [False] * 3
+        assert not any(client.script_exists(*map(digest, every)))
         await desk.steps.prepare()
-        assert client.script_exists(*map(digest, STEP)) == [True] * 3
+        assert dict(zip(every, client.script_exists(*map(digest, every)), strict=True)) == (
+            dict.fromkeys(every, True)
+        )
 
 
 async def test_where_loading_is_refused_a_script_comes_with_its_call(
