@@ -116,7 +116,7 @@ def of_file(plan: RunPlan) -> str:
     """Return the name of the note of the file's newest batch; empty for standard input."""
     if plan.file is None or plan.from_stdin:
         return ""
-    parts = (str(plan.file.resolve()), plan.agent, plan.simulated.rules or None)
+    parts = (str(plan.file.resolve()), plan.agent, plan.simulated.rules)
     return f"file-{hashlib.sha256(repr(parts).encode()).hexdigest()[:32]}"
 
 
@@ -230,7 +230,7 @@ def _read_input(
 
 async def _check_calls(plan: RunPlan, used: list[AgentConfig]) -> None:
     """Check that the agents' models can be called. Raises `ConfigurationError` with the fix."""
-    if not (plan.simulated.rules or plan.no_check):
+    if plan.simulated.rules is None and not plan.no_check:
         check_models(used, os.environ)
         await check_calls(used, os.environ, notice)
 

@@ -244,13 +244,13 @@ class Simulated:
     """The rules of a simulated provider, the latency of its answers, and its share of faults."""
 
     rules: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--simulate",
             metavar="RULES",
             help="Answer model calls by rules (file.py:name): no provider, key or network.",
         ),
-    ] = ""
+    ] = None
     latency: Annotated[
         str | None,
         typer.Option(
@@ -273,7 +273,7 @@ class Simulated:
     @property
     def arguments(self) -> list[str]:
         """The server's arguments."""
-        given = ["--rules", self.rules]
+        given = ["--rules", self.rules or ""]
         if self.latency is not None:
             given.append(f"--latency={self.latency}")
         if self.faults is not None:
@@ -283,7 +283,7 @@ class Simulated:
     @property
     def options(self) -> list[str]:
         """The options of a command that ask for it."""
-        words = ["--simulate", self.rules]
+        words = ["--simulate", self.rules or ""]
         if self.latency is not None:
             words += ["--simulate-latency", self.latency]
         if self.faults is not None:
@@ -292,7 +292,7 @@ class Simulated:
 
     def wanted(self) -> Self | None:
         """Return it, or None without rules. Raises `ConfigurationError` for the rest of it then."""
-        if self.rules:
+        if self.rules is not None:
             return self
         for option, value in (
             ("--simulate-latency", self.latency),

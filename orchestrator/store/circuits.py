@@ -75,8 +75,7 @@ class Circuits(Gateway):
         found = {of: one for of, one in (await self.read()).items() if one.is_open}
         outages = []
         for of, one in found.items():
-            tags = (self._keys.tag(shard) for shard in range(self._keys.shards))
-            sizes = (("SCARD", f"{tag}out:{of}") for tag in tags)
+            sizes = (("SCARD", key) for key in self._waiting(of))
             waiting = sum(await self._connection.execute_all(*sizes))
             outages.append(
                 ServiceOutage(
@@ -92,9 +91,13 @@ class Circuits(Gateway):
     async def some_of(self, of: str, most: int) -> list[str]:
         """Return some of the runs that wait for the circuit `of`. Raises `StoreError`."""
         each = -(-most // self._keys.shards)
-        tags = (self._keys.tag(shard) for shard in range(self._keys.shards))
-        reads = (("SRANDMEMBER", f"{tag}out:{of}", each) for tag in tags)
+        reads = (("SRANDMEMBER", key, each) for key in self._waiting(of))
         return [one for some in await self._connection.execute_all(*reads) for one in some]
+
+    def _waiting(self, of: str) -> list[str]:
+        """Return the sets of runs that wait for a circuit; `out` is of the version before."""
+        tags = map(self._keys.tag, range(self._keys.shards))
+        return [f"{tag}{name}:{of}" for tag in tags for name in ("service", "out")]
 
     async def change(self, verb: str, of: str, *args: object) -> bool:
         """Run a verb of `circuit.lua` on the circuit `of`; return whether it changed something."""

@@ -49,7 +49,7 @@ MUTATIONS = {
     ),
     "an answered call waits for its time": Mutation("answer", "{ 'n:', 't:',", "{ 't:',"),
     "an answer makes a run due that still waits": Mutation(
-        "answer", "if #left > 0 then\n    set", "if false then\n    set"
+        "answer", "then left[#left + 1] = call end", "then left[0] = call end"
     ),
     "an answer wakes a paused run": Mutation(
         "answer", "if h.status == 'paused' then return { 'delivered', #left, h.status } end", ""

@@ -58,7 +58,7 @@ BUGS = {
         KEPT,
     ),
     "the first of two answers makes the run due": Seeded(
-        "answer", "if #left > 0 then\n    set", "if false then\n    set", JOIN
+        "answer", "then left[#left + 1] = call end", "then left[0] = call end", JOIN
     ),
     "a question is in no index": Seeded(
         "park",

@@ -394,7 +394,7 @@ MUTATIONS = {
         "commit", "or a.verdict == 'release' and wait and wait.outage", ""
     ),
     "a step that waits for a service is in no set": Mutation(
-        "commit", "  redis.call('SADD', shard .. 'out:' .. id, run_id)\n", ""
+        "commit", "  redis.call('SADD', shard .. 'service:' .. id, run_id)\n", ""
     ),
     "wake makes a step due that a worker holds": Mutation("wake", " and h.token == ''\n", "\n"),
     "wake makes a run due that is paused or has ended": Mutation(

@@ -9,7 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from stepfleet.orchestrator.errors import AgentException, StoreError
 from stepfleet.orchestrator.protocol.claim import Work
@@ -23,7 +23,19 @@ from stepfleet.worker.runtime.crash_points import Visit, unharmed
 log = logging.getLogger(__name__)
 
 Settle = Callable[[str], Awaitable[None]]
-LostAmong = Callable[[Sequence[str]], Awaitable[Collection[str]]]
+
+
+class Lines(Protocol):
+    """Knows which runs wait for limits of the fleet, and how often to look whether they do."""
+
+    @property
+    def look_seconds(self) -> float:
+        """After how long such a run is looked at again."""
+
+    async def lost_among(self, run_ids: Sequence[str]) -> Collection[str]:
+        """Return those that are in no line any more. Raises `StoreError`."""
+
+
 MOST_PER_SCAN = 480
 """Overdue runs that one scan takes, over all shards: some milliseconds in which Redis serves nobody
 else."""
@@ -99,8 +111,8 @@ class Rescuer:
     `clock`: where it notices that Redis's was set forward, nothing is rescued for twice as long.
     `settle`: what sends a run's end, or a request to it, to others; this worker does it at once,
     since all slots may be taken by the runs that are to be cancelled. Without it a step does it.
-    `lost_among`: which of the runs that wait for limits are in no line any more; without it all are
-    dispatched, and those that are in one go on waiting.
+    `lines`: who knows which runs that wait for limits are in no line any more; without it all of
+    them are dispatched, and those that are in one go on waiting.
     """
 
     def __init__(  # noqa: PLR0913 - the settings of a scan, by their names
@@ -116,7 +128,7 @@ class Rescuer:
         calm: float = 0.0,
         clock: StoreClock | None = None,
         settle: Settle | None = None,
-        lost_among: LostAmong | None = None,
+        lines: Lines | None = None,
     ) -> None:
         self._connection = connection
         self._keys = keys
@@ -129,7 +141,7 @@ class Rescuer:
         self.clock = clock or StoreClock()
         self.again = MOST_AGAIN
         self.settle = settle
-        self.lost_among = lost_among
+        self.lines = lines
         self._settling: dict[str, asyncio.Task[None]] = {}
         self._room = asyncio.Semaphore(MOST_SETTLED)
         self._pending: dict[int, asyncio.Task[Any]] = {}
@@ -295,11 +307,12 @@ class Rescuer:
 
     async def _lost(self, limited: Sequence[tuple[Work, str]]) -> list[tuple[Work, str]]:
         """Return those among runs that wait for limits that are in no line: its keys were lost."""
-        if not limited or self.lost_among is None:
+        if not limited or self.lines is None:
             return list(limited)
-        lost = await self.lost_among([hint.run_id for hint, _ in limited])
+        async with asyncio.timeout(SHARD_SECONDS):
+            lost = await self.lines.lost_among([hint.run_id for hint, _ in limited])
         if lost:
-            log.warning("%d runs waited for limits in no line", len(lost))
+            log.warning("%d runs waited for limits in no line: they are dispatched", len(lost))
         return [one for one in limited if one[0].run_id in lost]
 
     async def _request(
@@ -323,7 +336,8 @@ class Rescuer:
     async def _overdue(self, shard: int, queue: str, again: int) -> Any:
         most = max(1, again // self._keys.shards) if again else 0
         latest = self.clock.latest(self._place_of(shard)) or ""
-        given = (self._most, self._grace_ms, queue, most, round(AGAIN_SECONDS * 1000), latest)
+        look = round(self.lines.look_seconds * 1000) if self.lines else self._grace_ms
+        given = (self._most, self._grace_ms, queue, most, round(AGAIN_SECONDS * 1000), latest, look)
         due = [self._keys.due(shard)]
         return await run_script(self._connection, "rescue", due, *given, once=True)
 

@@ -343,7 +343,7 @@ class Worker:
             calm=calm,
             clock=StoreClock(calm),
             settle=self._linked.settle,
-            lost_among=self.gate.calls.lost_among,
+            lines=self.gate,
         )
 
 

@@ -70,8 +70,6 @@ _MOST_NAMES = 1000
 """Fields of the journal that one call reads."""
 OWED, LAST = "owed", "last"
 LOST_WHILE_READ = "the step was taken over while its log was read"
-LIMIT_LOOK = 12
-"""A run that waits for a limit is looked at after so many times the grace, then less often."""
 MOST_DOUBLINGS = 3
 """Newer workers must not wait for minutes for a run that older ones refused."""
 
@@ -223,11 +221,12 @@ class StepStore(Gateway):
         paid = int(crashes or 0) - unpaid_of(unpaid or "", hint.step)
         return is_answered, paid if is_open else 0
 
-    async def shelve(self, hint: Work, limit: str) -> None:
-        """Let a step wait for a limit of the fleet, unless its run has moved on."""
-        await self._scripts.run(
-            "shelve", hint.run_id, hint.step, limit, duration(LIMIT_LOOK * self.grace)
-        )
+    async def shelve(self, hint: Work, limit: str, look: float) -> None:
+        """Let a step wait for a limit of the fleet, unless its run has moved on.
+
+        A rescuer looks after `look` seconds whether it is still in a line.
+        """
+        await self._scripts.run("shelve", hint.run_id, hint.step, limit, duration(look))
 
     async def look_soon(self, run_id: str) -> None:
         """Have a run that waits for a limit looked at after the grace time."""

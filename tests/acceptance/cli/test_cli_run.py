@@ -492,6 +492,7 @@ TWO = '{"id": "a", "input": "x"}\n'
         ({}, (*RUN, "--out", "nowhere/out.jsonl"), "--out nowhere/out.jsonl cannot be written"),
         ({}, RUN[:4], "OPENAI_API_KEY is not set"),
         ({}, (*RUN[:4], "--simulate", "nowhere.py:rules"), "nowhere.py"),
+        ({}, (*RUN[:4], "--simulate", ""), "'' names no"),
         ({}, (*RUN[:4], "--simulate", "rules.py:nope"), "nope"),
         ({}, (*RUN, "--simulate-latency", "soon"), "is not a latency"),
         ({}, (*RUN, "--simulate-faults", "2"), "--simulate-faults"),

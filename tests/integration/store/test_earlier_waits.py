@@ -10,7 +10,7 @@ from stepfleet.orchestrator.protocol.claim import Outage, Refusal, Refused, Work
 from stepfleet.orchestrator.protocol.verdict import circuit_id
 from stepfleet.orchestrator.protocol.waiting import StepWait, WaitReason
 from stepfleet.orchestrator.store.codec import load_wait, moment
-from stepfleet.orchestrator.store.lua import run_script
+from stepfleet.orchestrator.store.lua import file_texts, run_script
 
 AT, LATER, FOR_RUNS = 1_700_000_000_000, 4_000_000_000_000, 32_503_680_000_000
 OPENAI = circuit_id("openai")
@@ -71,20 +71,42 @@ async def test_an_earlier_wait_is_read_alike_by_clients_and_scripts(
 ) -> None:
     run_id = await earlier(desk, **fields)
     assert load_wait(await desk.header(run_id)) == wait
+    texts = file_texts()
+    script = f"{texts['fields']}{texts['wait']} return cjson.encode(wait_of(KEYS[1], nil, '2'))"
+    key = desk.opened.keys.run(run_id)
+    read = await desk.opened.connection.execute("EVAL", script, 1, key)
+    assert load_wait({} if read == "null" else {"wait": read}) == wait
+
+
+async def test_an_earlier_wait_stays_earlier_until_it_changes(desk: Bench) -> None:
+    """Who only looks at a run leaves it to workers of the version before."""
+    waiting = {"status": "in_progress", "not_before": LATER, "waiting": "0 0:gpu:render"}
+    run_id = await earlier(desk, **waiting)
     await desk.opened.connection.execute("ZADD", *due(desk, run_id, 1))
-    await rescue(desk, run_id)
+    assert (await rescue(desk, run_id))[1][:4] == [run_id, "0", "plain", "0"]
+    assert (await desk.refused(run_id)).why is Refused.EARLY
+    before = await desk.header(run_id)
+    assert before["v"] == "2"
+    await desk.control.pause(run_id)
+    await desk.control.resume(await desk.stored(run_id))
+    after = await desk.header(run_id)
+    assert after["v"] == "3"
+    wait = load_wait(after)
+    assert wait is not None
+    assert wait.calls == CALLS[:1]
+
+
+async def test_the_version_before_sees_until_when_and_for_which_calls_a_run_waits(
+    desk: Bench,
+) -> None:
+    """Its claims come too early, its lists of approvals keep the call, its cancel finds runs."""
+    run_id = await earlier(desk, not_before=LATER, waiting="0 0:gpu:render 12:@approval:refund")
+    await desk.opened.connection.execute("HSET", desk.opened.keys.run(run_id), "updated", 1)
+    await desk.control.pause(run_id)
+    await desk.control.resume(await desk.stored(run_id))
     header = await desk.header(run_id)
-    assert header["v"] == "3"
-    assert not {"not_before", "waiting", "outage", "parked"} & header.keys()
-    assert load_wait(header) == wait
-
-
-async def test_an_earlier_wait_stays_as_it_is_while_its_worker_has_the_step(desk: Bench) -> None:
-    """That worker may still park it, and reads its own records only."""
-    run_id = await earlier(desk, token="theirs", lease=LATER, waiting="0 0:gpu:render")
-    await desk.opened.connection.execute("ZADD", *due(desk, run_id, 1))
-    await rescue(desk, run_id)
-    assert (await desk.header(run_id))["v"] == "2"
+    assert header["waiting"] == "0 0:gpu:render 12:@approval:refund"
+    assert int(header["not_before"]) > LATER
 
 
 async def test_what_a_lost_worker_of_the_version_before_waited_for_is_known(desk: Bench) -> None:

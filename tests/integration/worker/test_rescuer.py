@@ -2,14 +2,19 @@
 
 import asyncio
 import time
-from dataclasses import replace
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 from support.deadlines import until
 from support.runs.stored_runs import Bench, called, failed
 
+from stepfleet.orchestrator.errors import StoreError
+from stepfleet.orchestrator.events.envelope import Events
 from stepfleet.orchestrator.protocol.claim import Refused
+from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.store.keys import RESCUER
 from stepfleet.worker.runtime.rescuer import AGAIN_SECONDS, MOST_AGAIN, Rescuer, StoreClock
 
@@ -53,6 +58,58 @@ async def test_a_run_whose_message_was_lost_is_dispatched_again_once(desk: Bench
     assert await one.rescue() == 0
     assert await desk.queued() == 1
     assert (await desk.claim(run_id)).step == 0
+
+
+@dataclass
+class Lines:
+    """Lines of limits in which nobody is: the limits' keys were lost, or cannot be read."""
+
+    error: StoreError | None = None
+    look_seconds: float = 30.0
+
+    async def lost_among(self, run_ids: Sequence[str]) -> Sequence[str]:
+        if self.error:
+            raise self.error
+        return run_ids
+
+
+async def waits_for_a_limit(desk: Bench) -> str:
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    released = Verdict(Move.RELEASE, claim.state)
+    await desk.steps.commit(claim, released, Events([]), publish=False)
+    await desk.steps.shelve(claim.hint, "openai:m", 0.0)
+    await empty_the_queue(desk)
+    return run_id
+
+
+async def test_a_run_that_is_in_no_line_any_more_is_dispatched(desk: Bench) -> None:
+    """The limits' keys were lost."""
+    run_id = await waits_for_a_limit(desk)
+    one = rescuer(desk)
+    one.lines = Lines()
+    assert await rescued(desk, one) == 1
+    assert await desk.queued() == 1
+    due = await desk.due(run_id)
+    assert due is not None
+    assert 0 < due - (await desk.runs.now()).timestamp() * 1000 <= 30_000, "the next look"
+    assert (await desk.claim(run_id)).step == 0
+
+
+async def test_others_are_dispatched_where_the_lines_cannot_be_read(desk: Bench) -> None:
+    await waits_for_a_limit(desk)
+    lost = await desk.create()
+    await empty_the_queue(desk)
+    one = rescuer(desk)
+    one.lines = Lines(StoreError("the limits are away"))
+
+    async def failed_scan() -> bool:
+        with suppress(StoreError):
+            await one.rescue()
+        return await desk.queued() == 1
+
+    await until(failed_scan, within=60, what="the hint of the other run")
+    assert (await desk.claim(lost)).step == 0
 
 
 async def test_a_run_whose_worker_vanished_is_dispatched_and_taken_over(desk: Bench) -> None:

@@ -197,7 +197,7 @@ class Auditor:
 
     def waiting(self, circuit: str) -> set[str]:
         """Return the runs that lie in the circuit's sets."""
-        sets = (self._client.smembers(f"{tag(shard)}out:{circuit}") for shard in range(SHARDS))
+        sets = (self._client.smembers(f"{tag(shard)}service:{circuit}") for shard in range(SHARDS))
         return {str(one) for found in sets for one in found}
 
     def uncancel(self, batch: str) -> None:

@@ -29,7 +29,7 @@ class ClusterAuditor(Auditor):
             self._nodes.hdel(f"{tag(shard)}flags", f"x:{batch}")
 
     def waiting(self, circuit: str) -> set[str]:
-        sets = (self._nodes.smembers(f"{tag(shard)}out:{circuit}") for shard in range(SHARDS))
+        sets = (self._nodes.smembers(f"{tag(shard)}service:{circuit}") for shard in range(SHARDS))
         return {str(one) for found in sets for one in found}
 
     def newest_messages(self, count: int) -> list[tuple[str, int]]:

@@ -29,4 +29,4 @@ def test_latency_or_faults_without_rules_are_refused(
     latency: str | None, faults: float | None, option: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=f"{option} needs --simulate RULES"):
-        Simulated("", latency, faults).wanted()
+        Simulated(None, latency, faults).wanted()

@@ -356,7 +356,7 @@ class AdmittedSteps:
         """Request a grant for a step that nobody holds: it is dispatched with it, now or later."""
         if await self._gate.call(request.operation(op)) == WAITS:
             self._gate.crash("limits-requested")
-            await self._store.shelve(request.hint, request.names[0])
+            await self._store.shelve(request.hint, request.names[0], self._gate.look_seconds)
 
     def _expected(self, claim: Claim, verdict: Verdict) -> GrantRequest | None:
         """Return the request of the following step, which is expected to take as much as this.

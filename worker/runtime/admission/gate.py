@@ -44,6 +44,7 @@ log = logging.getLogger(__name__)
 MOST_TOGETHER = 100
 """Operations of one call: a script must not hold up Redis."""
 MOST_LOOKED_FOR = MOST_PAUSES = 1000
+LOOKS_PER_SECOND = 320
 ERRORS = (AgentException, RedisError, OSError)
 
 
@@ -99,6 +100,7 @@ class Gate:
         self._pauses: dict[str, asyncio.Future[str]] = {}
         self._looked_for: dict[str, asyncio.Task[None]] = {}
         self._dispatch = opened.dispatch
+        self._grace = opened.settings.grace
         self._pending: list[tuple[Operation, asyncio.Future[str]]] = []
         self._tasks: set[asyncio.Task[None]] = set()
         self._unsent: dict[Work, str] = {}
@@ -109,9 +111,21 @@ class Gate:
         return bool(self.limits or self.waiting or self.stranded or self._unsent)
 
     @property
+    def look_seconds(self) -> float:
+        """After how long a step that waits is looked for in its line; longer the more of them wait.
+
+        So the looks at all of them together cost Redis some thousandths of its time.
+        """
+        return max(self._grace, self.waiting / LOOKS_PER_SECOND)
+
+    @property
     def estimates_tokens(self) -> bool:
         """Whether a limit counts tokens, or an answer has stated one that does."""
         return self.counts_tokens or self.learning.counts_tokens
+
+    async def lost_among(self, run_ids: Sequence[str]) -> list[str]:
+        """Return those runs that neither wait in a line nor have a grant. Raises `StoreError`."""
+        return await self.calls.lost_among(run_ids)
 
     def call(self, operation: Operation) -> "asyncio.Future[str]":
         """Return the future of the script's word on an operation; it may fail with `StoreError`."""

@@ -5,7 +5,10 @@ local due_key = KEYS[1]
 local shard = string.sub(due_key, 1, -4)
 local t = redis.call('TIME')
 local now = t[1] * 1000 + math.floor(t[2] / 1000)
-local found = redis.call('SPOP', shard .. 'out:' .. ARGV[1], ARGV[2])
+local found = redis.call('SPOP', shard .. 'service:' .. ARGV[1], ARGV[2])
+-- Workers of the version before have a set of their own: they would lose our runs.
+local left = ARGV[2] - #found
+for _, run_id in ipairs(left > 0 and redis.call('SPOP', shard .. 'out:' .. ARGV[1], left) or {}) do found[#found + 1] = run_id end
 local woke = 0
 for _, run_id in ipairs(found) do
   local run_key = shard .. 'run:' .. run_id

@@ -500,7 +500,7 @@ local function go_again(h, grace, now)
     local since = is_on(wait) and wait.uncounted and wait.since or number(h.updated)
     redis.call('HSET', run_key, 'execution_started', digits(number(h.execution_started) + now - since))
   end
-  local calls = is_on(wait) and wait.calls or {}
+  local calls = is_on(wait) and wait.reason == 'calls' and wait.calls or {}
   for _, call in ipairs(calls) do
     local index = call[1]
     local owner, till = unpack(redis.call('HMGET', journal_key, 'o:' .. index, 't:' .. index))

@@ -67,6 +67,8 @@ if owner ~= ARGV[3] then
   end
   local wait = wait_of(run_key, waits, version)
   if is_on(wait) then
+    local is_early = wait.reason == 'runs' or wait.deadline > now
+    if is_early and owner ~= '' then redis.call('HSET', run_key, 'token', '') end -- of the version before, and lost
     if wait.reason == 'runs' then return { 'early', AN_HOUR, 'owed' } end
     if wait.deadline > now then return { 'early', wait.deadline - now } end
     local execution = wait.uncounted and redis.call('HGET', run_key, 'execution_started')

@@ -179,8 +179,8 @@ end
 if a.attempt == '1' then redis.call('HINCRBY', run_key, 'attempt', 1) end
 if a.limited == '1' then redis.call('HINCRBY', run_key, 'limited', 1) end
 for _, id in ipairs(a.outage and wait.outage.circuits or {}) do
-  redis.call('SADD', shard .. 'out:' .. id, run_id)
-  redis.call('EXPIRE', shard .. 'out:' .. id, 604800)
+  redis.call('SADD', shard .. 'service:' .. id, run_id)
+  redis.call('EXPIRE', shard .. 'service:' .. id, 604800)
 end
 if a.hold and newest_request(batch) <= number(a.hold) then want = 'pause' end
 if want == 'pause' then

@@ -2,7 +2,8 @@
 -- KEYS[1] the shard's due index. ARGV[2] grace ms, ARGV[3] '1' while the broker queue is long, 'idle'
 -- while it is nearly empty, else '0'. ARGV[4] how many runs may be published again that were left in a
 -- long queue, ARGV[5] how many ms later than in a short one. ARGV[6] the latest time that it can be,
--- where that is known: later, the clock was set forward, and nothing is done.
+-- where that is known: later, the clock was set forward, and nothing is done. ARGV[7] ms until a run that waits for limits is
+-- looked at again.
 -- Returns how many it took, a flat list of tool calls to publish: run id, step, agent, index,
 -- queue:tool, ...; a flat list of hints for the queue's end: run id, step, agent, ...; such a list of runs that owe their
 -- end, or a request, to others; one of runs that wait for limits; then, flat in the reply, one for the queue's head. Each run is re-armed at grace x 2^n, so that a long queue is
@@ -96,9 +97,6 @@ local function look_at_calls(run_id, run_key, h, wait)
   redis.call('ZADD', due_key, at, run_id)
 end
 
--- A run that waits for limits is looked at after 12 x grace (see the store's `shelve`), then after 24, then after 48 each.
-local LIMIT_LOOK, MOST_LOOKS = 12, 2
-
 -- Whether a request to its batch keeps the run from work, and has not reached it: a sweep will apply it.
 local known = {}
 local function is_kept(batch, heard)
@@ -123,8 +121,7 @@ for _, run_id in ipairs(overdue) do
   elseif waits and wait.calls and h.status == 'in_progress' and wait.deadline > now then
     look_at_calls(run_id, run_key, h, wait)
   elseif waits and wait.reason == 'limit' then
-    local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), MOST_LOOKS)
-    redis.call('ZADD', due_key, now + LIMIT_LOOK * tonumber(ARGV[2]) * 2 ^ n, run_id)
+    redis.call('ZADD', due_key, now + (tonumber(ARGV[7]) or tonumber(ARGV[2])), run_id)
     for _, part in ipairs({ run_id, h.step, h.agent }) do limited[#limited + 1] = part end
   elseif is_open then
     local n = math.min(redis.call('HINCRBY', run_key, 'dispatches', 1), most)

@@ -13,13 +13,14 @@ local wanted_step = number(ARGV[2])
 if wanted_step < step then return { 'stale', step } end
 if wanted_step > step then return { 'ahead', step } end
 local j = redis.call('HMGET', journal_key, 'o:' .. index, 'l:' .. index, 'e:' .. index, 'r:' .. index,
-  'response', 'x:' .. index, 'y:' .. index)
+  'response', 'x:' .. index, 'y:' .. index, 'a:' .. index)
 local wait = wait_of(run_key, h.wait, h.v)
 -- The step may have been claimed again, to answer the call without its result.
-local is_awaited = h.token == '' and is_on(wait) and j[5] and call_of(wait, index)
--- A worker of the version before has delivered it, and does not know of such waits.
-if is_awaited and j[4] then arrived(h, wait, index, 0, '') end
-if not is_awaited or j[4] then return { 'stale', step } end
+local call = h.token == '' and is_on(wait) and j[5] and call_of(wait, index)
+local has_arrived = call and (j[4] or (j[8] and string.sub(call[2], 1, 1) == '@'))
+-- A worker or client of the version before has delivered or answered it, and does not know of such waits.
+if has_arrived then arrived(h, wait, index, 0, '') end
+if not call or has_arrived then return { 'stale', step } end
 local now, found = now_ms(), ''
 if j[1] ~= ARGV[4] then
   local word = flag_of(h.batch, h.heard)
