@@ -72,7 +72,11 @@ def model(
 
 @contextlib.contextmanager
 def workers(
-    count: int, environment: Mapping[str, str], *arguments: str, app: str = "stepfleet.worker.app"
+    count: int,
+    environment: Mapping[str, str],
+    *arguments: str,
+    app: str = "stepfleet.worker.app",
+    python: str = sys.executable,
 ) -> Iterator[list[int]]:
     """Run `count` Celery workers; yield their process ids at once, ready or not."""
     with (
@@ -83,7 +87,7 @@ def workers(
             running.enter_context(
                 ended(
                     subprocess.Popen(
-                        worker_command(app, f"bench{number}", *arguments),
+                        [python, *worker_command(app, f"bench{number}", *arguments)[1:]],
                         env={**os.environ, **environment},
                         cwd=HERE,
                         stdout=log,

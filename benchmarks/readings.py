@@ -136,6 +136,15 @@ def usage_of(pids: Iterable[int]) -> list[ProcessUsage]:
     return _from_ps(known)
 
 
+def peak_memory(pid: int) -> int:
+    """Return the most resident memory of a process so far, in bytes; what it has now on macOS."""
+    status = Path(f"/proc/{pid}/status")
+    if status.exists():
+        (line,) = (line for line in status.read_text("ascii").splitlines() if "VmHWM" in line)
+        return int(line.split()[1]) * _KIB
+    return sum(one.memory for one in usage_of([pid]))
+
+
 def _from_proc(pid: int) -> ProcessUsage | None:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text("ascii", errors="replace")
