@@ -11,7 +11,7 @@ import pytest
 from support.benchmarks import BENCHMARKS
 from support.deadlines import wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.timeout(240)
 
 LONG = 200.0
 TREE = "sf-compare-*/tree/uv.lock"
@@ -47,6 +47,7 @@ def test_without_a_history_it_says_so_in_one_line(tmp_path: Path) -> None:
     assert line.startswith("compare.py: no commit HEAD here")
 
 
+@pytest.mark.long
 def test_this_tree_is_compared_with_its_last_commit(tmp_path: Path) -> None:
     running = started(tmp_path, "HEAD", *TINY, "--json", str(tmp_path / "found.json"))
     printed, told = running.communicate(timeout=LONG)
@@ -65,6 +66,7 @@ def test_this_tree_is_compared_with_its_last_commit(tmp_path: Path) -> None:
     assert "new / old" in printed
 
 
+@pytest.mark.long
 def test_an_interrupt_leaves_nothing_behind(tmp_path: Path) -> None:
     running = started(tmp_path, "HEAD", *TINY)
     if has_history():
