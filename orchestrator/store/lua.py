@@ -50,14 +50,20 @@ def source(name: str) -> str:
     own = file_texts()[name]
     if name == "admit":
         return "".join(file_texts()[part] for part in ADMISSION) + own
-    used = _names(own) - {one for names, _ in _definitions(own) for one in names}
+    used = _names(own).difference(*(defined for defined, _ in _definitions(own)))
     reached: list[str] = []
-    known = [one for part in SHARED for one in _definitions(file_texts()[part])]
-    for names, text in reversed(known):  # a definition uses earlier ones only
-        if names & used:
-            used |= _names(text)
+    for defined, text, mentioned in reversed(_shared()):  # a definition uses earlier ones only
+        if defined & used:
+            used |= mentioned
             reached.append(text)
     return "".join(reversed(reached)) + own
+
+
+@cache
+def _shared() -> list[tuple[frozenset[str], str, frozenset[str]]]:
+    """Return the definitions of `SHARED`: what each defines, its text, the names in that."""
+    every = (one for part in SHARED for one in _definitions(file_texts()[part]))
+    return [(defined, text, _names(text)) for defined, text in every]
 
 
 def _definitions(text: str) -> list[tuple[frozenset[str], str]]:
