@@ -47,7 +47,7 @@ from stepfleet.orchestrator.dashboard.api.records import (
     WaitingPage,
     WorkersReport,
 )
-from stepfleet.orchestrator.dashboard.api.submission import Submission
+from stepfleet.orchestrator.dashboard.api.submission import SubmittedFile
 from stepfleet.orchestrator.records.batch import BatchPage
 from stepfleet.orchestrator.records.ledger import Costs
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline
@@ -120,7 +120,7 @@ class Unknown(ApiHandler):
 def api_routes(site: Site) -> list[Any]:
     """Return the API's addresses."""
     patterns: dict[str, type[ApiHandler]] = {_EXPORT: RunsExport}
-    patterns |= {"/batches/(check|submit)": Submission, _RESULTS.replace(_ID, _UUID): ResultsOf}
+    patterns |= {"/batches/(check|submit)": SubmittedFile, _RESULTS.replace(_ID, _UUID): ResultsOf}
     patterns[_TEXT.replace(_ID, _UUID)] = TextOf
     for path, action in _ACTIONS.items():
         verbs = f"({'|'.join(action.verbs)})"
@@ -150,7 +150,7 @@ def document() -> dict[str, Any]:
         operation["requestBody"] = {"content": _json(Change)}
         paths[f"{PREFIX}{path}"] = {"post": operation}
     for path, answer in _FILES.items():
-        operation = _operation(Submission, answer, path)
+        operation = _operation(SubmittedFile, answer, path)
         operation["requestBody"] = {"content": _BYTES}
         paths[f"{PREFIX}{path}"] = {"post": operation}
     kinds = KINDS.values()

@@ -39,7 +39,7 @@ _TOO_SLOW = (
 )
 
 
-class Submission(Audited):
+class SubmittedFile(Audited):
     """A file of inputs, JSONL, CSV, TSV or a JSON array: checked, or submitted as a batch."""
 
     parameters: ClassVar = {
