@@ -4,6 +4,7 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -85,6 +86,29 @@ def approvals(
         screen().print(waiting_picture(waiting), soft_wrap=True)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionOptions:
+    """Which calls are decided, by whom and why."""
+
+    reason: Reason = ""
+    batch: Batch = None
+    agent: Agent = None
+    tool: Tool = None
+    tenant: Tenant = None
+    group: SameGroup = None
+    key: Key = None
+    by: By = ""
+    yes: Yes = False
+    json: options.Json = False
+    data: options.Data = options.DATA_FOLDER
+
+    @property
+    def which(self) -> dict[str, Any]:
+        """The conditions that are given, as `Fleet.decide` takes them."""
+        names = ("batch", "agent", "tool", "tenant", "group", "key")
+        return _given(**{name: getattr(self, name) for name in names})
+
+
 def decide(
     run: Run = None,
     *,
@@ -96,54 +120,43 @@ def decide(
         str | None,
         typer.Option("--answer", metavar="TEXT", help="Answer RUN's question; - reads stdin."),
     ] = None,
-    reason: Reason = "",
-    batch: Batch = None,
-    agent: Agent = None,
-    tool: Tool = None,
-    tenant: Tenant = None,
-    group: SameGroup = None,
-    key: Key = None,
-    by: By = "",
-    yes: Yes = False,
-    json: options.Json = False,
-    data: options.Data = options.DATA_FOLDER,
+    given: DecisionOptions,
 ) -> int:
     """Approve or deny calls that wait, or answer a question: RUN's, or all that options name.
 
     One of --approve, --deny and --answer says how. Exit code 1: nothing was decided.
     """
-    _check_how(run, answer, reason, given=approve + deny + (answer is not None))
+    _check_how(run, answer, given.reason, ways=approve + deny + (answer is not None))
     # A question can be denied, and not approved.
     kind = "approval" if approve else None if deny else "question"
-    which = _given(
-        batch=batch, agent=agent, tool=tool, tenant=tenant, group=group, key=key, kind=kind
-    )
-    how: dict[str, Any] = {"approve": not deny, "reason": reason} | ({"by": by} if by else {})
+    which = given.which | _given(kind=kind)
+    how: dict[str, Any] = {"approve": not deny, "reason": given.reason}
+    how |= {"by": given.by} if given.by else {}
     if answer is not None:
         how["answer"] = sys.stdin.read().strip() if answer == "-" else answer
     word = "approved" if approve else "denied" if deny else "answered"
     if run is None:
         if not which.keys() - {"kind"}:
             raise ConfigurationError("name a run, or which calls: --batch, --tool, --group ...")
-        if not yes:
-            how["before"] = _confirmed(which, word, data)
+        if not given.yes:
+            how["before"] = _confirmed(which, word, given.data)
 
     async def send(fleet: AsyncFleet) -> Decided:
         if run is None:
             return await fleet.decide(**which, **how)
-        run_id, call = await _found(fleet, run, batch)
+        run_id, call = await _found(fleet, run, given.batch)
         one: dict[str, Any] = {} if call is None else {"call": call}
         return await fleet.decide(run_id, **which, **how, **one)
 
-    decided = with_fleet(data, send)
-    print_either(decided, lambda one: _words(one, word), json=json, as_data=Decided.to_dict)
+    decided = with_fleet(given.data, send)
+    print_either(decided, lambda one: _words(one, word), json=given.json, as_data=Decided.to_dict)
     return 0 if decided.applied else 1
 
 
-def _check_how(run: str | None, answer: str | None, reason: str, *, given: int) -> None:
+def _check_how(run: str | None, answer: str | None, reason: str, *, ways: int) -> None:
     """Raise `ConfigurationError` unless one way to decide is given, with what belongs to it."""
-    if given != 1:
-        words = "more than one is given" if given else "none is given"
+    if ways != 1:
+        words = "more than one is given" if ways else "none is given"
         raise ConfigurationError(f"give one of --approve, --deny and --answer TEXT: {words}")
     if answer is not None and run is None:
         raise ConfigurationError("--answer is for one question: give its RUN")
@@ -151,46 +164,14 @@ def _check_how(run: str | None, answer: str | None, reason: str, *, given: int) 
         raise ConfigurationError("--reason is for --approve and --deny: say it in --answer")
 
 
-def approve(
-    run: Run = None,
-    *,
-    batch: Batch = None,
-    agent: Agent = None,
-    tool: Tool = None,
-    tenant: Tenant = None,
-    group: SameGroup = None,
-    key: Key = None,
-    reason: Reason = "",
-    by: By = "",
-    yes: Yes = False,
-    json: options.Json = False,
-    data: options.Data = options.DATA_FOLDER,
-) -> int:
+def approve(run: Run = None, *, given: DecisionOptions) -> int:
     """Approve a call that waits, or all that the options name."""
-    which: Any = {"batch": batch, "agent": agent, "tool": tool, "tenant": tenant, "group": group}
-    which |= {"key": key, "reason": reason, "by": by, "yes": yes, "json": json, "data": data}
-    return decide(run, approve=True, **which)
+    return decide(run, approve=True, given=given)
 
 
-def deny(
-    run: Run = None,
-    *,
-    batch: Batch = None,
-    agent: Agent = None,
-    tool: Tool = None,
-    tenant: Tenant = None,
-    group: SameGroup = None,
-    key: Key = None,
-    reason: Reason = "",
-    by: By = "",
-    yes: Yes = False,
-    json: options.Json = False,
-    data: options.Data = options.DATA_FOLDER,
-) -> int:
+def deny(run: Run = None, *, given: DecisionOptions) -> int:
     """Deny a call that waits, or all that the options name."""
-    which: Any = {"batch": batch, "agent": agent, "tool": tool, "tenant": tenant, "group": group}
-    which |= {"key": key, "reason": reason, "by": by, "yes": yes, "json": json, "data": data}
-    return decide(run, deny=True, **which)
+    return decide(run, deny=True, given=given)
 
 
 def answer(
@@ -209,7 +190,8 @@ def answer(
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
     """Answer the question that a run asks by its tool ask_person."""
-    return decide(run, answer=text, batch=batch, key=key, by=by, json=json, data=data)
+    given = DecisionOptions(batch=batch, key=key, by=by, json=json, data=data)
+    return decide(run, answer=text, given=given)
 
 
 def _given(**conditions: str | None) -> dict[str, Any]:

@@ -42,6 +42,12 @@ class WaitReason(StrEnum):
     """Tools on other queues, other runs, people."""
     RUNS = "runs"
     """The ends of the runs before it."""
+    OTHER = "other"
+    """Something that only a newer version knows."""
+
+    @classmethod
+    def _missing_(cls, _: object) -> "WaitReason":
+        return cls.OTHER
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,11 +135,15 @@ def load_wait(header: Mapping[str, str | None]) -> StepWait | None:
         since=moment(stored["since"]),
         deadline=moment(deadline) if deadline else None,
         key=stored.get("key", ""),
-        calls=tuple(Wait(*call) for call in stored.get("calls", ())),
-        outage=out
-        and Outage(moment(out["since"]), tuple(out["circuits"]), out.get("probes", False)),
+        calls=tuple(Wait(*call[:3]) for call in stored.get("calls", ())),
+        outage=out and _outage_in(out),
         over=stored.get("over", False),
     )
+
+
+def _outage_in(stored: Mapping[str, Any]) -> Outage:
+    probes = stored.get("probes", False)
+    return Outage(moment(stored["since"]), tuple(stored["circuits"]), probes=probes)
 
 
 def awaited_calls(header: Mapping[str, str | None]) -> tuple[Wait, ...]:

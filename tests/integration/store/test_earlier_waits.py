@@ -78,6 +78,15 @@ async def test_an_earlier_wait_is_read_alike_by_clients_and_scripts(
     assert load_wait({} if read == "null" else {"wait": read}) == wait
 
 
+def test_a_wait_that_only_a_newer_version_knows_can_be_listed() -> None:
+    """One such run does not end the list of all that wait."""
+    stored = '{"reason":"moon","since":1,"calls":[[3,"@approval","refund","by night"]],"phase":1}'
+    wait = load_wait({"wait": stored, "v": "4"})
+    assert wait is not None
+    assert wait.reason is WaitReason.OTHER
+    assert wait.calls == (Wait(3, "@approval", "refund"),)
+
+
 async def test_an_earlier_wait_stays_earlier_until_it_changes(desk: Bench) -> None:
     """Who only looks at a run leaves it to workers of the version before."""
     waiting = {"status": "in_progress", "not_before": LATER, "waiting": "0 0:gpu:render"}
