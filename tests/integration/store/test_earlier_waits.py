@@ -125,6 +125,17 @@ async def test_what_a_lost_worker_of_the_version_before_waited_for_is_known(desk
     assert claim.overdue == {0}
 
 
+async def test_a_worker_of_the_version_before_that_dies_with_a_waiting_step_is_forgotten(
+    desk: Bench,
+) -> None:
+    """Else what the run waits for would find an owner, for as long as the wait may last."""
+    run_id = await earlier(desk, not_before=LATER, updated=AT, waiting="0 0:gpu:render")
+    key = desk.opened.keys.run(run_id)
+    await desk.opened.connection.execute("HSET", key, "token", "theirs", "lease", 1)
+    assert (await desk.refused(run_id)).why is Refused.EARLY
+    assert (await desk.header(run_id))["token"] == ""
+
+
 async def test_a_service_that_is_back_wakes_a_run_of_the_version_before(desk: Bench) -> None:
     run_id = await earlier(desk, not_before=LATER, parked=AT, outage=OUT)
     shard = desk.opened.keys.tag(desk.opened.keys.shard_of(run_id))
