@@ -2,6 +2,7 @@
 
 python benchmarks/compare.py 5814fe2
 python benchmarks/compare.py HEAD~1 --pairs 3 --runs 300
+python benchmarks/compare.py 5814fe2 --instructions --pairs 1 --runs 100      # needs valgrind
 python benchmarks/compare.py 5814fe2 --functions        # needs py-spy: pip install py-spy
 
 Where the lock files differ, each side gets an environment from its own (by uv); else both have
@@ -11,12 +12,14 @@ for the command's own, which is taken off CPU and wall time, and then the measur
 figures include what the command asks for. At last it plays up to 300 runs with every call in
 SLOWLOG, for the times of scripts: longer than without it, as it has commands inside scripts, too. A
 script that first runs after the worker's start has its digest for a name.
+
+CPU times of a shared machine differ by 20% from one to the next. With `--instructions` these are
+counted instead (counting.py): two counts differ by a percent or two.
 """
 
 import argparse
 import contextlib
 import hashlib
-import json
 import math
 import os
 import re
@@ -25,18 +28,17 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from resource import RUSAGE_CHILDREN, getrusage
 
 import redis
-from loads import LONGEST, WARM_RUNS, WARM_SECONDS, environment
+from counting import Counted, counted_redis
+from loads import LONGEST, WARM_RUNS, WARM_SECONDS, Followed, environment, followed
 from monitor import Watch, watching
-from processes import HERE, LOG_TAIL, model, redis_server, workers
+from processes import HERE, model, redis_server, workers
 from readings import SECTIONS, Cost, Reading, peak_memory
 from repeats import Spread, paired
 from reports import WIDTH, begin, progress
@@ -46,6 +48,8 @@ from rich.table import Table
 ROOT = HERE.parent
 ROOMS = ("orchestrator", "worker")
 SLOTS, SCRIPT_RUNS = 1000, 300
+LEASE = 300
+"""Seconds: no worker is lost here, however slow valgrind and a busy machine make it."""
 LEAST_SHARE = 2.0
 """Functions with less of the worker's samples on both sides are left out, in percent."""
 Figures = dict[str, float]
@@ -117,39 +121,27 @@ def package_of(tree: Path, place: Path) -> Path:
     return place
 
 
-def play(
-    side: Side, variables: Mapping[str, str], folder: Path, runs: int, steps: int
-) -> tuple[float, float]:
-    """Play `stepfleet run`, with a results file; return wall and CPU seconds of the command.
+@dataclass(frozen=True)
+class Fleet:
+    """A side's running fleet, warm. `play` plays runs by the command line."""
 
-    Raises `RuntimeError` where a run does not complete.
-    """
-    file = folder / f"{time.monotonic_ns()}.jsonl"
-    lines = [{"id": str(n), "input": f"{steps} turns, run {n} of {file.stem}"} for n in range(runs)]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    options = ("--workers", "0", "--out", str(file.with_suffix(".results.jsonl")))
-    before, began = getrusage(RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run(
-        [side.python, "-m", "stepfleet.orchestrator.cli", "run", str(file), *options],
-        env={**os.environ, **variables},
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=LONGEST if runs > WARM_RUNS else WARM_SECONDS,
-        check=False,
-    )
-    wall, after = time.monotonic() - began, getrusage(RUSAGE_CHILDREN)
-    if done.returncode:
-        told = (done.stdout + done.stderr)[-LOG_TAIL:]
-        raise RuntimeError(f"{side.name}: stepfleet run ended with {done.returncode}:\n{told}")
-    return wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    play: Callable[..., Followed]
+    folder: Path
+    store: redis.Redis
+    watch: Watch
+    worker: int
+    redis: int
+    model: int
 
 
-def measure(args: argparse.Namespace, side: Side, spy: str | None = None) -> Figures:
-    """Return the figures of one side; with `spy`, the functions of its worker instead."""
+@contextlib.contextmanager
+def fleet(
+    args: argparse.Namespace, side: Side, before: Sequence[str] = (), within: float = WARM_SECONDS
+) -> Iterator[Fleet]:
+    """Run a side's fleet, warm in time; `before` goes in front of its worker's interpreter."""
     with (
         tempfile.TemporaryDirectory(prefix="sf-bench-") as name,
-        redis_server() as (url, _),
+        redis_server() as (url, server),
         model(str(args.latency), stub=True) as served,
         redis.Redis.from_url(url) as store,
         contextlib.ExitStack() as running,
@@ -157,40 +149,71 @@ def measure(args: argparse.Namespace, side: Side, spy: str | None = None) -> Fig
         variables = {
             **environment(url, served.url, SLOTS),
             "STEPFLEET_AGENTS": str(HERE / "compare_agent.py"),
-            "STEPFLEET_NO_CHECK": "1",
             "PYTHONPATH": str(side.package),
+            "STEPFLEET_LEASE": str(LEASE),
         }
-        run = partial(play, side, variables, Path(name))
+        play = partial(followed, variables=variables, folder=Path(name), python=(side.python,))
         with watching(url) as watch:
-            (pid,) = running.enter_context(workers(1, variables, python=side.python))
-            run(WARM_RUNS, args.steps)
-        if spy:
-            return functions_of(
-                spy, pid, Path(name) / "profile", partial(run, args.runs, args.steps)
-            )
-        start_wall, start_cpu = run(1, 1)
-        before = Reading.now([store.info(*SECTIONS)], [pid], [served.pid])
-        wall, cpu = run(args.runs, args.steps)
-        after = Reading.now([store.info(*SECTIONS)], [pid], [served.pid])
+            begun = workers(1, variables, python=(*before, side.python))
+            (worker,) = running.enter_context(begun)
+            play(WARM_RUNS, args.steps, within=within)
+        yield Fleet(play, Path(name), store, watch, worker, server, served.pid)
+
+
+def measure(args: argparse.Namespace, side: Side) -> Figures:
+    """Return the figures of one side."""
+    with fleet(args, side) as on:
+        start = on.play(1, 1)
+        before = Reading.now([on.store.info(*SECTIONS)], [on.worker], [on.model])
+        used = on.play(args.runs, args.steps)
+        after = Reading.now([on.store.info(*SECTIONS)], [on.worker], [on.model])
         cost = Cost.between(before, after, args.runs * args.steps)
         ideal = args.latency * args.steps * math.ceil(args.runs / SLOTS)
-        wall -= start_wall - args.latency
+        wall = used.wall - start.wall + args.latency
         found = {
             "worker's start, CPU s": before.worker_cpu,
-            "command's start, CPU s": start_cpu,
+            "command's start, CPU s": start.cpu,
             "worker, CPU ms per step": cost.worker_ms,
             "Redis, CPU ms per step": cost.redis_ms,
-            "command, CPU ms per row": (cpu - start_cpu) * 1000 / args.runs,
+            "command, CPU ms per row": (used.cpu - start.cpu) * 1000 / args.runs,
             **({"wall over ideal": wall / ideal} if ideal else {"wall s": wall}),
-            "worker, max RSS MB": peak_memory(pid) / 1e6,
+            "worker, max RSS MB": peak_memory(on.worker) / 1e6,
             "Redis commands per step": cost.commands,
             "scripts per step": cost.scripts,
         }
-        store.config_set("slowlog-max-len", 1_000_000)
-        store.config_set("slowlog-log-slower-than", 0)
+        on.store.config_set("slowlog-max-len", 1_000_000)
+        on.store.config_set("slowlog-log-slower-than", 0)
         runs = min(args.runs, SCRIPT_RUNS)
-        run(runs, args.steps)
-        return found | scripts(store, script_names(side.tree, watch), runs * args.steps)
+        on.play(runs, args.steps)
+        return found | scripts(on.store, script_names(side.tree, on.watch), runs * args.steps)
+
+
+def count(args: argparse.Namespace, side: Side) -> Figures:
+    """Return the instructions of one side in user space, in thousands."""
+    with tempfile.TemporaryDirectory(prefix="sf-count-") as name:
+        folder = Path(name)
+        worker, command = Counted(folder / "worker"), Counted(folder / "command")
+        with counted_redis(folder) as server, fleet(args, side, worker.before, LONGEST) as on:
+            commands = partial(on.play, python=(*command.before, side.python))
+            commands(1, 1)
+            start = command.in_all()
+            worker.since(on.worker)
+            server.since(on.redis)
+            commands(args.runs, args.steps)
+            steps = args.runs * args.steps * 1000
+            return {
+                "worker, k instructions per step": worker.since(on.worker) / steps,
+                "Redis, k instructions per step": server.since(on.redis) / steps,
+                "command, k instructions per row": (command.in_all() - start) / args.runs / 1000,
+                "command's start, k instructions": start / 1000,
+            }
+
+
+def sample(args: argparse.Namespace, side: Side, spy: str) -> Figures:
+    """Return the functions of a side's worker."""
+    with fleet(args, side) as on:
+        load = partial(on.play, args.runs, args.steps)
+        return functions_of(spy, on.worker, on.folder / "profile", load)
 
 
 def scripts(store: redis.Redis, names: Mapping[str, str], steps: int) -> Figures:
@@ -270,10 +293,13 @@ def main() -> None:
     made.add_argument("--runs", type=int, default=1000)
     made.add_argument("--steps", type=int, default=4, help="model calls of each run")
     made.add_argument("--latency", type=float, default=1.0, help="seconds of a model call")
+    made.add_argument("--instructions", action="store_true", help="count these, instead of time")
     made.add_argument("--functions", action="store_true", help="where the worker's CPU goes")
     made.add_argument("--json", metavar="FILE", help="write every measurement here")
     args = made.parse_args()
     spy = program("py-spy", "pip install py-spy") if args.functions else None
+    if args.instructions:
+        program("valgrind", "apt-get install valgrind")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each start would compile all packages anew
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with sides(args.commit) as both:
@@ -281,14 +307,14 @@ def main() -> None:
         found: dict[str, list[Figures]] = {"old": [], "new": []}
         for pair in range(args.pairs):
             for side in both if pair % 2 == 0 else reversed(both):
-                found[side.name].append(measure(args, side))
+                found[side.name].append((count if args.instructions else measure)(args, side))
                 report.rows.append({"side": side.name, "pair": pair, **found[side.name][-1]})
                 progress.print(f"pair {pair + 1} of {args.pairs}: {side.name}")
         report.write(args.json)
         load = f"{args.runs} runs x {args.steps} steps, {args.latency:g} s per model call"
         show(f"{args.pairs} pairs of {load}; old is {args.commit}", found)
         if spy:
-            shares = {side.name: [measure(args, side, spy)] for side in both}
+            shares = {side.name: [sample(args, side, spy)] for side in both}
             show("Functions of the worker, their own % of its samples", shares, LEAST_SHARE)
 
 

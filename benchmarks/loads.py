@@ -1,14 +1,19 @@
 """A whole fleet for a measurement, and its load; cost is counted as in `bench.py`."""
 
 import contextlib
+import json
+import os
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 
 import redis
 from agents import runner
-from processes import HERE, Model, model, redis_server, until, workers
+from processes import HERE, LOG_TAIL, Model, model, redis_server, until, workers
 from readings import SECTIONS, Cost, Reading
 
 from stepfleet import Fleet
@@ -115,3 +120,44 @@ def lines(runs: int, steps: int) -> list[dict[str, str]]:
     """Return the lines of a batch; the time makes each measurement a batch of its own."""
     stamp = time.time_ns()
     return [{"id": f"{stamp}-{n}", "input": f"{steps} turns, run {stamp}-{n}"} for n in range(runs)]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """What `stepfleet run` took: wall and CPU seconds of the command, its own start among them."""
+
+    wall: float
+    cpu: float
+
+
+def followed(
+    runs: int,
+    steps: int,
+    variables: Mapping[str, str],
+    folder: Path,
+    python: Sequence[str] = (sys.executable,),
+    within: float = LONGEST,
+) -> Followed:
+    """Play a batch by `stepfleet run`, which follows it and writes a file of results.
+
+    `python` starts the interpreter, `within` is in seconds. Raises `RuntimeError` where a run does
+    not complete.
+    """
+    file = folder / f"{time.monotonic_ns()}.jsonl"
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines(runs, steps)))
+    options = ("--workers", "0", "--out", str(file.with_suffix(".results.jsonl")))
+    before, began = getrusage(RUSAGE_CHILDREN), time.monotonic()
+    done = subprocess.run(
+        [*python, "-m", "stepfleet.orchestrator.cli", "run", str(file), *options],
+        env={**os.environ, "STEPFLEET_NO_CHECK": "1", **variables},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=within,
+        check=False,
+    )
+    wall, after = time.monotonic() - began, getrusage(RUSAGE_CHILDREN)
+    if done.returncode:
+        told = (done.stdout + done.stderr)[-LOG_TAIL:]
+        raise RuntimeError(f"stepfleet run ended with {done.returncode}:\n{told}")
+    return Followed(wall, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)

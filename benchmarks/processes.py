@@ -76,7 +76,7 @@ def workers(
     environment: Mapping[str, str],
     *arguments: str,
     app: str = "stepfleet.worker.app",
-    python: str = sys.executable,
+    python: Sequence[str] = (sys.executable,),
 ) -> Iterator[list[int]]:
     """Run `count` Celery workers; yield their process ids at once, ready or not."""
     with (
@@ -87,7 +87,7 @@ def workers(
             running.enter_context(
                 ended(
                     subprocess.Popen(
-                        [python, *worker_command(app, f"bench{number}", *arguments)[1:]],
+                        [*python, *worker_command(app, f"bench{number}", *arguments)[1:]],
                         env={**os.environ, **environment},
                         cwd=HERE,
                         stdout=log,

@@ -5,25 +5,33 @@ python benchmarks/steps.py --runs 3000 --latency 1 --workers 1
 python benchmarks/steps.py --slots 100 500 1000 2000 3000 --latency 1 --workers 1 2
 
 `--slots` sweeps how many runs are in flight: so many runs, and slots for all of them in every
-worker. Rows: `stepfleet`; `floor`, the same chains in one bare asyncio process (floor.py);
-`celery chain`, no-op tasks of a stock worker, one sends the next. Then the latency that a step
-adds at low load, and what Redis does for a step (added.py says how).
+worker. Rows: `stepfleet`; `stepfleet run`, with a plain tool on a thread, a conversation that grows
+by a passage per step, and the command that follows the batch and writes its results; `floor`, the
+chains of the first in one bare asyncio process (floor.py); `celery chain`, no-op tasks of a stock
+worker, one sends the next. Then the latency that a step adds at low load, and what Redis does for a
+step (added.py says how).
 
 `--stub` takes stub.py instead of the model server that checks every request: where few cores are
 shared, more of them are left for what is measured.
 
-The ideal is latency times steps. CPU is in ms per step, for each party; `trips` are Redis's reads
-from sockets per step, `scripts` its scripts per step.
+The ideal is latency times steps. CPU is in ms per step, for each party; the command (CLI) is
+counted without its start. `trips` are Redis's reads from sockets per step, `scripts` its scripts
+per step, `cmds` its commands, those in scripts among them.
 """
 
 import argparse
-from dataclasses import asdict
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import added
 import bare
-from loads import Setup, fleet
+from loads import WARM_RUNS, WARM_STEPS, Setup, environment, fleet, followed
 from plots import Line, Plot
+from processes import HERE
 from readings import Cost
 from repeats import Spread, paired
 from reports import Column, Report, begin, finish, grouped, parser, show, values
@@ -45,6 +53,7 @@ def arguments() -> argparse.Namespace:
     add("--stub", action="store_true", help="a model server that costs next to nothing")
     add("--no-chain", action="store_true")
     add("--no-floor", action="store_true")
+    add("--no-run", action="store_true", help="without the row of `stepfleet run`")
     return made.parse_args()
 
 
@@ -76,6 +85,25 @@ def stepfleet(
     return row("stepfleet", workers, in_flight, latency, cost)
 
 
+def by_command(
+    workers: int, in_flight: int, latency: float, args: argparse.Namespace
+) -> dict[str, Any]:
+    """Measure `stepfleet run` with its worker."""
+    agents: Mapping[str, str] = {"STEPFLEET_AGENTS": str(HERE / "compare_agent.py")}
+    setup = Setup(workers, max(in_flight, 100), str(latency), stub=args.stub, variables=agents)
+    with fleet(setup) as running, tempfile.TemporaryDirectory(prefix="sf-bench-") as folder:
+        variables = {**environment(running.url, running.model.url, setup.slots), **agents}
+        play = partial(followed, variables=variables, folder=Path(folder))
+        play(workers * WARM_RUNS, WARM_STEPS)
+        start = play(1, 1)
+        before = running.reading()
+        used = play(in_flight, args.steps)
+        wall = used.wall - start.wall + latency
+        cost = replace(running.cost(before, in_flight * args.steps, 0.0), wall=wall)
+    command_ms = (used.cpu - start.cpu) * 1000 / cost.steps
+    return {**row("stepfleet run", workers, in_flight, latency, cost), "command_ms": command_ms}
+
+
 def sweep(args: argparse.Namespace, report: Report) -> None:
     """Measure everything that is beside each other once."""
     for in_flight in args.slots or [args.runs]:
@@ -92,6 +120,8 @@ def sweep(args: argparse.Namespace, report: Report) -> None:
                 report.add(row("floor", 1, in_flight, latency, cost))
             for workers in args.workers:
                 report.add(stepfleet(workers, in_flight, latency, args))
+                if not args.no_run:
+                    report.add(by_command(workers, in_flight, latency, args))
     if args.low_runs:
         low = added.measure(args.low_runs, args.low_steps)
         report.add({"what": "added", **asdict(low)})
@@ -133,7 +163,7 @@ def print_tables(report: Report) -> None:
         ],
     )
     show(
-        "Per step: CPU in ms, and what Redis is args (the client's own polling is in it)",
+        "Per step: CPU in ms, and what Redis is asked (the client's own polling is in it)",
         rates,
         KEY,
         [
@@ -143,10 +173,11 @@ def print_tables(report: Report) -> None:
             Column("call s", "latency"),
             Column("worker", "worker_ms", 2, spread=True),
             Column("Redis", "redis_ms", 3),
+            Column("CLI", "command_ms", 2),
             Column("model", "model_ms", 2),
             Column("trips", "round_trips", 2),
             Column("scripts", "scripts", 2),
-            Column("commands", "commands", 1),
+            Column("cmds", "commands", 1),
         ],
     )
     show(

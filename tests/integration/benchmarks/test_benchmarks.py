@@ -53,6 +53,9 @@ def test_steps_are_measured_beside_a_chain_and_a_floor_and_drawn(tmp_path: Path)
         assert row["over_ideal"] > 1
         assert row["scripts"] >= 2
         assert row["commands"] > row["round_trips"] > 0
+    followed = rows(found, what="stepfleet run")
+    assert [(row["in_flight"], row["steps"]) for row in followed] == [(3, 6), (5, 10)]
+    assert all(row["scripts"] >= 2 and "command_ms" in row for row in followed)
     (low_load,) = rows(found, what="added")
     assert low_load["steps"] == 6
     assert low_load["turnaround_p99"] >= low_load["turnaround_p50"] > 0
