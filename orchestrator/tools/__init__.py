@@ -23,8 +23,8 @@ from stepfleet.orchestrator.tools.invocation import (
     StateUpdate,
     ToolInvocation,
     WithMedia,
+    context_of,
     current_invocation,
-    running,
 )
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError, mcp_server
 from stepfleet.orchestrator.tools.middleware import Middleware, NextModel, NextTool
@@ -68,8 +68,8 @@ __all__ = [
     "Done",
     # inside a running tool
     "ToolInvocation",
+    "context_of",
     "current_invocation",
-    "running",
     "StateUpdate",
     "WithMedia",
 ]

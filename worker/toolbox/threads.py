@@ -16,13 +16,11 @@ Thread-safe, and bound to no event loop. Knows nothing of tools.
 
 import asyncio
 import contextlib
-import contextvars
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 _NAME = "stepfleet-tool"
@@ -101,16 +99,14 @@ class ToolThreads:
         return len(self._jobs)
 
     async def run(self, function: Callable[[], Any], *, timeout: float) -> Any:  # noqa: ASYNC109
-        """Run `function` in a thread, with the caller's context variables; return its value.
+        """Run `function` in a thread; return its value.
 
         `timeout` is in seconds from the moment that a thread takes the call (asyncio's own
         scope would count the wait for a thread). Raises `ExpiredError` when it has passed,
         `NoThreadFreeError`, and whatever the function raises.
         """
-        loop, context = asyncio.get_running_loop(), contextvars.copy_context()
-        latest_start = time.monotonic() + self._start_timeout
-        run = partial(context.run, function)
-        job = _Job(run, timeout, latest_start, loop, loop.create_future())
+        loop, latest_start = asyncio.get_running_loop(), time.monotonic() + self._start_timeout
+        job = _Job(function, timeout, latest_start, loop, loop.create_future())
         try:
             self._submit(job)
             self._look(job)
