@@ -57,6 +57,7 @@ class ToolTurn:
 
     def __post_init__(self) -> None:
         self.claim, self.lease, self.ports = self.step.claim, self.step.lease, self.step.ports
+        self.calls = self.response.tool_calls or ()
         self.records = {**self._answered(), **self.claim.journal.results}
         self._journaled = set(self.claim.journal.results)
         self._response_known = self.claim.journal.response is not None
@@ -81,11 +82,6 @@ class ToolTurn:
             for index in found.others:
                 late = too_late(self.calls[index], found.to, self.lease.now)
                 self.records.setdefault(index, late)
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """The calls of the response, in the model's order."""
-        return self.response.tool_calls or ()
 
     async def run(self) -> Answered | Parked:
         """Run every call that has no result yet. Raises `asyncio.CancelledError` alone.
