@@ -80,7 +80,8 @@ class ToolThreads:
         self._start_timeout = start_timeout
         self._jobs: deque[_Job] = deque()
         self._results: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
-        self._lock = threading.Lock()
+        # Re-entrant: while it is held, the collector may close a call, which then leaves.
+        self._lock = threading.RLock()
         self._called = threading.Condition(self._lock)
         self._coming = 0
         self._idle = 0
