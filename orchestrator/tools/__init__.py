@@ -25,6 +25,7 @@ from stepfleet.orchestrator.tools.invocation import (
     WithMedia,
     context_of,
     current_invocation,
+    running,
 )
 from stepfleet.orchestrator.tools.mcp import McpServer, ToolSourceError, mcp_server
 from stepfleet.orchestrator.tools.middleware import Middleware, NextModel, NextTool
@@ -70,6 +71,7 @@ __all__ = [
     "ToolInvocation",
     "context_of",
     "current_invocation",
+    "running",
     "StateUpdate",
     "WithMedia",
 ]

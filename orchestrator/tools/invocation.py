@@ -3,9 +3,10 @@
 Pure but for one context variable, which the executor sets around a tool's code.
 """
 
+import contextlib
 import copy
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -114,6 +115,16 @@ def context_of(invocation: ToolInvocation) -> Context:
     context = copy_context()
     context.run(_current.set, invocation)
     return context
+
+
+@contextlib.contextmanager
+def running(invocation: ToolInvocation) -> Iterator[None]:
+    """Make `invocation` the current one while the block runs, as tests of a tool need it."""
+    token = _current.set(invocation)
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 @dataclass(frozen=True, slots=True)
