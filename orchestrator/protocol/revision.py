@@ -166,7 +166,7 @@ def price_of(
     step: int, usage: UsageStats | None, cost: float, model: str, tier: str = ""
 ) -> LostAttempt:
     """Return the entry for a journaled answer of `step` (from 1) that is not used in the end."""
-    return LostAttempt(
+    return LostAttempt.model_construct(
         kind=LostKind.INTERRUPTED,
         step=step,
         tokens=usage.total_tokens if usage else 0,

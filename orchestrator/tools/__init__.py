@@ -23,6 +23,7 @@ from stepfleet.orchestrator.tools.invocation import (
     StateUpdate,
     ToolInvocation,
     WithMedia,
+    context_of,
     current_invocation,
     running,
 )
@@ -68,6 +69,7 @@ __all__ = [
     "Done",
     # inside a running tool
     "ToolInvocation",
+    "context_of",
     "current_invocation",
     "running",
     "StateUpdate",

@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload, runtime_checkable
 
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -116,7 +117,7 @@ class Tool(Generic[P, R]):
         declared = self.options.idempotent
         return self.options.read_only if declared is None else declared
 
-    @property
+    @cached_property
     def is_async(self) -> bool:
         """Whether the function is a coroutine function."""
         return is_async(self.function)

@@ -7,7 +7,7 @@ import contextlib
 import copy
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextvars import ContextVar
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import Enum
@@ -62,7 +62,7 @@ class ToolInvocation(Record):
         custom_state: Mapping[str, Any] | None = None,
     ) -> "ToolInvocation":
         """Return the invocation of `call`, its idempotency key computed."""
-        return cls(
+        return cls.model_construct(
             run_id=run_id,
             execution=execution,
             step=step,
@@ -110,9 +110,16 @@ def current_invocation() -> ToolInvocation:
         ) from None
 
 
+def context_of(invocation: ToolInvocation) -> Context:
+    """Return a copy of the current context in which `invocation` is the current one."""
+    context = copy_context()
+    context.run(_current.set, invocation)
+    return context
+
+
 @contextlib.contextmanager
 def running(invocation: ToolInvocation) -> Iterator[None]:
-    """Make `invocation` the current one while the block runs."""
+    """Make `invocation` the current one while the block runs, as tests of a tool need it."""
     token = _current.set(invocation)
     try:
         yield

@@ -129,8 +129,9 @@ def is_journaled(step: StepContext, response: LLMResponse, entries: CallEntries)
 
 def _have_entered(calls: ModelCalls, losses: Sequence[LostAttempt]) -> None:
     """Note that the ledger has these calls of the attempt."""
-    calls.entered += len(losses)
-    calls.lost += lost_use(losses)
+    if losses:
+        calls.entered += len(losses)
+        calls.lost += lost_use(losses)
 
 
 def in_vain(step: StepContext, attempt: Attempt, *, is_logged: bool) -> tuple[LostAttempt, ...]:

@@ -6,6 +6,7 @@ Decides which calls still have to run; running one is the toolbox's business.
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 from stepfleet.orchestrator.agents.reasoner import ModelTurn, Reasoner, joined
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
@@ -40,7 +41,7 @@ from stepfleet.worker.attempt.made_calls import entries_with, is_journaled
 from stepfleet.worker.attempt.model_call import info_of
 from stepfleet.worker.attempt.usage import call_cost
 from stepfleet.worker.ports import AgentCode, StepContext
-from stepfleet.worker.toolbox.execution import execute_in_order
+from stepfleet.worker.toolbox.execution import execute_at_once
 from stepfleet.worker.toolbox.failure_log import log_failure
 
 
@@ -56,6 +57,7 @@ class ToolTurn:
 
     def __post_init__(self) -> None:
         self.claim, self.lease, self.ports = self.step.claim, self.step.lease, self.step.ports
+        self.calls = self.response.tool_calls or ()
         self.records = {**self._answered(), **self.claim.journal.results}
         self._journaled = set(self.claim.journal.results)
         self._response_known = self.claim.journal.response is not None
@@ -80,11 +82,6 @@ class ToolTurn:
             for index in found.others:
                 late = too_late(self.calls[index], found.to, self.lease.now)
                 self.records.setdefault(index, late)
-
-    @property
-    def calls(self) -> tuple[ToolCall, ...]:
-        """The calls of the response, in the model's order."""
-        return self.response.tool_calls or ()
 
     async def run(self) -> Answered | Parked:
         """Run every call that has no result yet. Raises `asyncio.CancelledError` alone.
@@ -244,7 +241,8 @@ class ToolTurn:
 
         The response and the tools' results are stored in either case.
         """
-        turn = ModelTurn(self.response, self._ordered(), self._texts())
+        records = self._ordered()
+        turn = ModelTurn(self.response, records, self._texts(records))
         try:
             return await reasoner.read(turn, self.claim.state)
         except StoreError:
@@ -265,40 +263,34 @@ class ToolTurn:
         return all(self.calls[index].name in tools.instant for index in open_calls)
 
     async def _run_noted(self, open_calls: list[int]) -> None:
-        parallel = self.claim.config.parallel_tool_execution and len(open_calls) > 1
-        if parallel:
+        if self.claim.config.parallel_tool_execution and len(open_calls) > 1:
             await self._note(started=tuple(open_calls))
+            if not self._pauses:
+                await execute_at_once(open_calls, self._run_beside_others)
+            return
+        for index in open_calls:
+            await self._note(started=(index,))
             if self._pauses:
                 return
-        one = self._run_at_once if parallel else self._run_next
-        await execute_in_order(open_calls, one, parallel=parallel)
-
-    async def _run_next(self, _: int, index: int) -> None:
-        if not self._pauses:
-            await self._note(started=(index,))
-        if not self._pauses:
             await self._run(index)
 
-    async def _run_at_once(self, _: int, index: int) -> None:
+    async def _run_beside_others(self, index: int) -> None:
         await self._run(index)
         if len(self.records) < len(self.calls):
             await self._note()
 
     async def _run(self, index: int) -> None:
-        call = self.calls[index]
-        self.ports.crash("tool-started")
-        self.ports.crash("during-tool")
-        self.records[index] = await self._record(index, call)
-        self.ports.crash("after-tool")
-
-    async def _record(self, index: int, call: ToolCall) -> ToolCallRecord:
-        before = index in self.claim.journal.started
+        call, ports = self.calls[index], self.ports
+        ports.crash("tool-started")
+        ports.crash("during-tool")
         if self._announce is not None:
             self._announce(call, self.lease.now)
+        before = index in self.claim.journal.started
         invocation = self._invocation(index, call, 2 if before else 1)
-        return await self.ports.toolbox.attempt(
+        self.records[index] = await ports.toolbox.attempt(
             call, self.agent.tools, invocation, clock=lambda: self.lease.now
         )
+        ports.crash("after-tool")
 
     def _invocation(self, index: int, call: ToolCall, attempt: int = 1) -> ToolInvocation:
         return ToolInvocation.of(
@@ -347,9 +339,10 @@ class ToolTurn:
             for index, record in sorted(self.records.items())
         )
 
-    def _texts(self) -> tuple[str, ...]:
-        return tuple(self.ports.toolbox.text(record) for record in self._ordered())
+    def _texts(self, records: Iterable[ToolCallRecord]) -> tuple[str, ...]:
+        return tuple(map(self.ports.toolbox.text, records))
 
+    @cached_property
     def _cost(self) -> float:
         config = self.claim.config
         fallback = self.response.fallback
@@ -361,17 +354,17 @@ class ToolTurn:
         if response.cache is not None and response.cache.hit:
             return None
         model = response.model or bare_name(self.claim.config.model)
-        cost, tier = self._cost(), response.service_tier
+        cost, tier = self._cost, response.service_tier
         return price_of(self.claim.number, response.usage, cost, model, tier)
 
     def _result(self) -> Answered:
-        at = self._transfer
+        at, records = self._transfer, self._ordered()
         return Answered(
             self.step.span,
             self.response,
-            self._ordered(),
-            self._texts(),
-            self._cost(),
+            records,
+            self._texts(records),
+            self._cost,
             self._progress,
             self._handled,
             self._noted,

@@ -7,7 +7,7 @@ Redis.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -39,34 +39,20 @@ Call = TypeVar("Call")
 Result = TypeVar("Result")
 
 
-async def execute_in_order(
-    calls: Sequence[Call],
-    execute: Callable[[int, Call], Awaitable[Result]],
-    *,
-    parallel: bool,
+async def execute_at_once(
+    calls: Iterable[Call], execute: Callable[[Call], Coroutine[Any, Any, Result]]
 ) -> tuple[Result, ...]:
-    """Return `execute(index, call)` of each call, in the order of `calls`.
+    """Return `execute(call)` of each call, all at once, in the order of `calls`.
 
-    With `parallel` they run at once. A tool's failure is a result; should `execute` itself raise
-    (the store is gone), the other calls are cancelled and that exception is raised.
+    A tool's failure is a result; should `execute` itself raise (the store is gone), the other calls
+    are cancelled and that exception is raised.
     """
-    if not parallel or len(calls) <= 1:
-        return tuple([await execute(index, call) for index, call in enumerate(calls)])
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [
-                group.create_task(_started(execute, index, call))
-                for index, call in enumerate(calls)
-            ]
+            tasks = [group.create_task(execute(call)) for call in calls]
     except BaseExceptionGroup as failures:
         raise failures.exceptions[0] from None
     return tuple(task.result() for task in tasks)
-
-
-async def _started(
-    execute: Callable[[int, Call], Awaitable[Result]], index: int, call: Call
-) -> Result:
-    return await execute(index, call)
 
 
 DEFAULT_TIMEOUT = 60.0
@@ -111,7 +97,7 @@ async def execute_call(
             kept = data(dict(value.custom_state))
             value = value.result
         if isinstance(value, WithMedia):
-            media = tuple(data(value.media))
+            media = _blocks(data(value.media))
             value = value.result
         outcome: dict[str, Any] = {"result": data(value), "custom_state": kept, "media": media}
     except Exception as error:  # noqa: BLE001 - tools may raise anything; it becomes the result
@@ -151,7 +137,7 @@ class _Attempt:
         self.timestamp = timestamp
 
     def record(self, *, error: Exception | None = None, **outcome: Any) -> ToolCallRecord:
-        return ToolCallRecord(
+        return ToolCallRecord.model_construct(
             tool_name=self._call.name,
             call_id=self._call.id,
             arguments=self._call.arguments,
@@ -170,6 +156,13 @@ async def _prepared(call: ToolCall, tools: ToolRegistry) -> tuple[Tool[..., Any]
         raise InvalidToolCallError(call.error)
     tool = tools.get(call.name)
     return tool, await run_check(tool.check, call.arguments)
+
+
+def _blocks(media: Any) -> tuple[dict[str, Any], ...]:
+    """Return a result's media, whose record is not validated. Raises `ToolExecutionError`."""
+    if not isinstance(media, list) or not all(isinstance(one, dict) for one in media):
+        raise ToolExecutionError("the tool's media must be a list of content blocks")
+    return tuple(media)
 
 
 def _message_of(error: Exception) -> str:

@@ -9,10 +9,11 @@ import inspect
 import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
+from contextvars import Context
 from typing import Any
 
 from stepfleet.orchestrator.errors import ToolExecutionError, ToolTimeoutError
-from stepfleet.orchestrator.tools import Tool, ToolInvocation, running
+from stepfleet.orchestrator.tools import Tool, ToolInvocation, context_of
 from stepfleet.worker.toolbox.threads import ExpiredError, NoThreadFreeError, ToolThreads
 
 _GRACE_SECONDS = 1.0
@@ -54,17 +55,14 @@ async def run_function(
 ) -> Any:
     """Return what `function` returns, as `run_tool` does; `blocking` ones run in a thread."""
     timeout = math.inf if limiter.patient else timeout
+    context = context_of(invocation)
+    bound = functools.partial(context.run, function)
     try:
-        with running(invocation):
-            if blocking and not limiter.inline:
-                value = await limiter.run(function, timeout=timeout)
-                if not inspect.isawaitable(value):
-                    return value
-            else:
-                value = _called(function)
-                if not inspect.isawaitable(value):
-                    return value
-            return await _in_loop(value, timeout)
+        if blocking and not limiter.inline:
+            value = await limiter.run(bound, timeout=timeout)
+        else:
+            value = _called(bound)
+        return await _in_loop(value, timeout, context) if inspect.isawaitable(value) else value
     except ExpiredError:
         raise _too_long(invocation.tool, timeout) from None
     except NoThreadFreeError as error:
@@ -100,10 +98,11 @@ def _cancelled() -> ToolExecutionError:
     return ToolExecutionError("the tool cancelled itself")
 
 
-async def _in_loop(answer: Awaitable[Any], timeout: float) -> Any:  # noqa: ASYNC109
+async def _in_loop(answer: Awaitable[Any], timeout: float, context: Context) -> Any:  # noqa: ASYNC109
     # A task of its own, since a tool that ignores its cancellation would hold an
     # asyncio.timeout() scope, and with it the run, for ever.
-    task = asyncio.ensure_future(_contained(answer))
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(_contained(answer), context=context)
     try:
         finished, _ = await asyncio.wait({task}, timeout=timeout)
     except asyncio.CancelledError:

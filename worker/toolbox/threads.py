@@ -6,21 +6,26 @@ by new ones, so that the others go on. Beyond that, capacity shrinks, and calls 
 thread within `start_timeout` fail. The threads are daemons: a hung function does not keep a
 worker from ending, as it would inside concurrent.futures.ThreadPoolExecutor.
 
+Most functions are over at once, and to wake a thread or a loop costs more than such a call. So a
+burst of calls sends for a few threads only, and whoever takes a call sends for another one while
+more are left: functions that take their time hold up none, and short ones need few threads. A
+loop is woken once for all results that it has not seen yet.
+
 Thread-safe, and bound to no event loop. Knows nothing of tools.
 """
 
 import asyncio
 import contextlib
-import contextvars
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 _NAME = "stepfleet-tool"
+_MOST_COMING = 4
+"""Threads that are on their way to a call; the busier the loop, the longer each of them takes."""
 
 
 class ExpiredError(Exception):
@@ -33,16 +38,23 @@ class NoThreadFreeError(Exception):
 
 @dataclass(slots=True, eq=False)
 class _Job:
-    """One call of a function; `started` is monotonic time in seconds once a thread took it.
+    """One call of a function; all times are monotonic ones, in seconds.
 
-    The future holds the function's value or its exception as a value: an exception such as
-    StopIteration cannot travel through a future.
+    `started` is set once a thread took it, `is_over` once it has its `value` or its `error`.
+    `ended` has None in the `loop` that waits for it, or why it was given up.
     """
 
     run: Callable[[], Any]
-    future: Future[tuple[Any, BaseException | None]] = field(default_factory=Future)
+    timeout: float
+    latest_start: float
+    loop: asyncio.AbstractEventLoop
+    ended: asyncio.Future[Exception | None]
+    look: asyncio.TimerHandle | None = None
     started: float | None = None
+    is_over: bool = False
     abandoned: bool = False
+    value: Any = None
+    error: BaseException | None = None
 
 
 class ToolThreads:
@@ -67,7 +79,11 @@ class ToolThreads:
         self._spare = spare
         self._start_timeout = start_timeout
         self._jobs: deque[_Job] = deque()
-        self._changed = threading.Condition()
+        self._results: dict[asyncio.AbstractEventLoop, list[_Job]] = {}
+        # Re-entrant: while it is held, the collector may close a call, which then leaves.
+        self._lock = threading.RLock()
+        self._called = threading.Condition(self._lock)
+        self._coming = 0
         self._idle = 0
         self._alive = 0
         self._hung = 0
@@ -84,22 +100,25 @@ class ToolThreads:
         return len(self._jobs)
 
     async def run(self, function: Callable[[], Any], *, timeout: float) -> Any:  # noqa: ASYNC109
-        """Run `function` in a thread, with the caller's context variables; return its value.
+        """Run `function` in a thread; return its value.
 
         `timeout` is in seconds from the moment that a thread takes the call (asyncio's own
         scope would count the wait for a thread). Raises `ExpiredError` when it has passed,
         `NoThreadFreeError`, and whatever the function raises.
         """
-        context = contextvars.copy_context()
-        job = _Job(lambda: context.run(function))
-        self._submit(job)
+        loop, latest_start = asyncio.get_running_loop(), time.monotonic() + self._start_timeout
+        job = _Job(function, timeout, latest_start, loop, loop.create_future())
         try:
-            await self._finished(job, timeout)
+            self._submit(job)
+            self._look(job)
+            late = await job.ended
         finally:
             self._leave(job)
-        value, error = job.future.result()
+        if late is not None:
+            raise late
+        error = job.error
         if error is None:
-            return value
+            return job.value
         if isinstance(error, Exception) and not isinstance(error, StopIteration):
             raise error
         # SystemExit would end the event loop, and StopIteration this coroutine.
@@ -107,96 +126,135 @@ class ToolThreads:
 
     def close(self) -> None:
         """End the idle threads now and the busy ones after their functions."""
-        with self._changed:
+        with self._lock:
             self._closed = True
-            self._changed.notify_all()
-
-    async def _finished(self, job: _Job, timeout: float) -> None:  # noqa: ASYNC109 - as in run
-        done = asyncio.wrap_future(job.future)
-        latest_start = time.monotonic() + self._start_timeout
-        try:
-            pause = min(timeout, self._start_timeout)
-            while not (await asyncio.wait({done}, timeout=pause))[0]:
-                pause = self._time_left(job, timeout, latest_start)
-        finally:
-            done.cancel()  # a result that comes later must not look for this loop
-
-    def _time_left(self, job: _Job, timeout: float, latest_start: float) -> float:
-        now = time.monotonic()
-        if job.started is not None:
-            left = job.started + timeout - now
-            if left <= 0:
-                raise ExpiredError
-            return left
-        if now >= latest_start and job.future.cancel():
-            raise NoThreadFreeError(
-                f"no thread was free within {self._start_timeout:g} s; {self._hung} of "
-                f"{self._alive} run functions that hang"
-            )
-        return max(min(timeout, latest_start - now), 0.01)
+            self._idle = 0
+            self._called.notify_all()
 
     def _submit(self, job: _Job) -> None:
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise RuntimeError("the tool threads are closed; this worker is ending")
             self._jobs.append(job)
-            self._grow()
-            self._changed.notify()
+            self._send()
+
+    def _look(self, job: _Job) -> None:
+        """Give the job up where its time is over, else look again when it may be."""
+        if job.is_over or job.ended.done():
+            return
+        try:
+            pause = self._time_left(job)
+        except (ExpiredError, NoThreadFreeError) as late:
+            job.ended.set_result(late)
+        else:
+            job.look = job.loop.call_later(pause, self._look, job)
+
+    def _time_left(self, job: _Job) -> float:
+        now = time.monotonic()
+        with self._lock:
+            if job.started is None and now >= job.latest_start:
+                self._jobs.remove(job)  # or a thread could take it still
+                raise NoThreadFreeError(
+                    f"no thread was free within {self._start_timeout:g} s; {self._hung} of "
+                    f"{self._alive} run functions that hang"
+                )
+        if job.started is None:
+            return max(min(job.timeout, job.latest_start - now), 0.01)
+        left = job.started + job.timeout - now
+        if left <= 0:
+            raise ExpiredError
+        return left
 
     def _leave(self, job: _Job) -> None:
         """Count the job's thread as hung if its function still runs; forget it if it waits."""
-        if job.future.cancel():
-            with self._changed, contextlib.suppress(ValueError):
-                self._jobs.remove(job)
+        if job.look is not None:
+            job.look.cancel()
+        if job.is_over:
             return
-        with self._changed:
-            if not job.future.done():
+        with self._lock:
+            if job.started is None:
+                with contextlib.suppress(ValueError):
+                    self._jobs.remove(job)
+            elif not job.is_over:
                 job.abandoned = True
                 self._hung += 1
-                self._grow()
+                self._send()
 
     @property
     def _capacity(self) -> int:
         return self._threads + min(self._hung, self._spare)
 
-    def _grow(self) -> None:
-        if self._idle < len(self._jobs) and self._alive < self._capacity:
+    def _send(self) -> None:
+        """Send a thread for the calls that wait: an idle one, or a new one."""
+        if len(self._jobs) <= self._coming or self._coming >= _MOST_COMING:
+            return
+        if self._idle:
+            self._idle -= 1
+            self._called.notify()
+        elif self._alive < self._capacity:
+            try:
+                threading.Thread(target=self._work, name=_NAME, daemon=True).start()
+            except RuntimeError:  # the system gives no more: those that there are take the calls
+                if not self._alive:
+                    raise
+                return
             self._alive += 1
-            threading.Thread(target=self._work, name=_NAME, daemon=True).start()
+        else:
+            return
+        self._coming += 1
 
     def _work(self) -> None:
+        with self._lock:
+            self._coming -= 1
         while (job := self._next()) is not None:
-            needed = self._do(job)
+            try:
+                job.value = job.run()
+            except BaseException as raised:  # noqa: BLE001 - also SystemExit: it ends the call only
+                job.error = raised
+            needed = self._finish(job)
             del job  # an idle thread keeps no result alive
             if not needed:
                 return
 
-    def _do(self, job: _Job) -> bool:
-        """Run the job; return whether the thread is still needed."""
-        job.started = time.monotonic()
-        if not job.future.set_running_or_notify_cancel():
-            return True
-        value, error = None, None
-        try:
-            value = job.run()
-        except BaseException as raised:  # noqa: BLE001 - also SystemExit: it ends the call only
-            error = raised
-        with self._changed:
-            if job.abandoned:
-                self._hung -= 1
-            surplus = self._alive > self._capacity
-            self._alive -= surplus
-            # Inside the lock, so that a call cannot be given up between count and result.
-            job.future.set_result((value, error))
-        return not surplus
-
     def _next(self) -> _Job | None:
-        with self._changed:
+        """Wait for a job, and take it; None ends the thread."""
+        with self._lock:
             while not self._jobs:
                 if self._closed:
                     self._alive -= 1
                     return None
                 self._idle += 1
-                self._changed.wait()
-                self._idle -= 1
-            return self._jobs.popleft()
+                self._called.wait()
+                self._coming -= 1
+            job = self._jobs.popleft()
+            job.started = time.monotonic()
+            self._send()
+            return job
+
+    def _finish(self, job: _Job) -> bool:
+        """Hand the result over; return whether the thread is still needed."""
+        with self._lock:
+            job.is_over = True
+            if job.abandoned:
+                self._hung -= 1
+            else:
+                self._report(job)
+            is_surplus = self._alive > self._capacity
+            self._alive -= is_surplus
+            return not is_surplus
+
+    def _report(self, job: _Job) -> None:
+        results = self._results.setdefault(job.loop, [])
+        results.append(job)
+        if len(results) == 1:
+            try:
+                job.loop.call_soon_threadsafe(self._deliver, job.loop)
+            except RuntimeError:  # it was closed, and nobody waits
+                del self._results[job.loop]
+
+    def _deliver(self, loop: asyncio.AbstractEventLoop) -> None:
+        with self._lock:
+            results = self._results.pop(loop)
+        for job in results:
+            if not job.ended.done():
+                job.ended.set_result(None)

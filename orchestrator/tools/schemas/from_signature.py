@@ -83,10 +83,11 @@ class Parameters:
             raise ToolArgumentsError(
                 f"tool {self.tool!r}: the arguments are not JSON data: {error}"
             ) from None
+        given, values = checked.model_fields_set, vars(checked)
         return {
-            parameter: getattr(checked, field)
+            parameter: values[field]
             for field, parameter in self.names.items()
-            if field in checked.model_fields_set or field not in self.optional
+            if field in given or field not in self.optional
         }
 
     def _problems(self, error: ValidationError, arguments: Mapping[str, Any]) -> str:
@@ -273,6 +274,8 @@ def _schema(model: type[BaseModel], tool: str) -> dict[str, Any]:
 
 def _one_number_type(value: Any) -> Any:
     """Write whole floats as integers: JSON has one number type, and 3.0 is an integer there."""
+    if value is None or isinstance(value, str | int):
+        return value
     if isinstance(value, float) and value.is_integer() and abs(value) <= _EXACT_FLOAT:
         return int(value)
     if isinstance(value, Mapping):

@@ -5,7 +5,7 @@ import pytest
 
 from stepfleet.orchestrator import ToolCall, current_invocation
 from stepfleet.orchestrator.errors import ToolExecutionError
-from stepfleet.orchestrator.tools import ToolInvocation, running
+from stepfleet.orchestrator.tools import ToolInvocation, context_of, running
 
 CALL = ToolCall(id="c1", name="pay", arguments={"to": "Ann", "amount": 5})
 
@@ -51,6 +51,10 @@ async def test_the_current_invocation_is_readable_inside_tasks_and_threads() -> 
     with running(known):
         keys = {await asyncio.create_task(in_task()), await asyncio.to_thread(in_thread)}
     assert keys == {known.idempotency_key}
+    context = context_of(known)
+    task = asyncio.create_task(in_task(), context=context)
+    thread = asyncio.create_task(asyncio.to_thread(in_thread), context=context)
+    assert {await task, await thread} == {known.idempotency_key}
 
 
 def test_outside_a_tool_there_is_no_current_invocation() -> None:

@@ -17,8 +17,8 @@ from stepfleet.orchestrator import (
     tool,
 )
 from stepfleet.orchestrator.errors import RateLimitError, ToolExecutionError
-from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry, registry_of
-from stepfleet.worker.toolbox import LocalToolbox, ToolThreads, execute_call, execute_in_order
+from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry, WithMedia, registry_of
+from stepfleet.worker.toolbox import LocalToolbox, ToolThreads, execute_at_once, execute_call
 
 NOW = datetime(2024, 5, 1, 12, tzinfo=UTC)
 
@@ -263,6 +263,21 @@ async def test_a_result_that_cannot_be_stored_is_an_error(threads: ToolThreads) 
         assert record.result is None
 
 
+@pytest.mark.parametrize("media", ["text", {"image": {}}, ["text"], 5])
+async def test_media_that_are_no_blocks_are_an_error_of_the_call(
+    threads: ToolThreads, media: Any
+) -> None:
+    """TOOL-09: a record with them could not be read again."""
+
+    @tool
+    def shows() -> WithMedia:
+        return WithMedia("seen", media)
+
+    record = await execute(threads, shows)
+    assert record.error is not None
+    assert record.error.message == "the tool's media must be a list of content blocks"
+
+
 async def test_the_duration_is_measured_for_failures_too(
     threads: ToolThreads, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -470,10 +485,10 @@ async def test_middle_failure_leaves_the_other_calls_of_a_parallel_turn_alone(
         ToolCall(id="4", name="add_later", arguments={"left": 1}),
     ]
 
-    async def one(_: int, call: ToolCall) -> ToolCallRecord:
+    async def one(call: ToolCall) -> ToolCallRecord:
         return await call_of(threads, registry, call)
 
-    records = await execute_in_order(calls, one, parallel=True)
+    records = await execute_at_once(calls, one)
     assert [record.call_id for record in records] == ["1", "2", "3", "4"]
     assert [record.is_error for record in records] == [False, True, True, False]
     assert [record.result for record in records] == [2, None, None, {"sum": 2}]

@@ -2,56 +2,40 @@ import asyncio
 
 import pytest
 
-from stepfleet.worker.toolbox import execute_in_order
-
-
-async def test_in_order_the_calls_take_turns() -> None:
-    """TOOL-14: off, the times add up."""
-    seen: list[str] = []
-
-    async def alone(index: int, call: str) -> str:
-        seen.append(f"{call} begins")
-        for _ in range(10):
-            await asyncio.sleep(0)
-        seen.append(f"{call} ends")
-        return f"{index}{call}"
-
-    assert await execute_in_order("abc", alone, parallel=False) == ("0a", "1b", "2c")
-    assert seen == [f"{call} {what}" for call in "abc" for what in ("begins", "ends")]
+from stepfleet.worker.toolbox import execute_at_once
 
 
 async def test_in_parallel_they_overlap_and_results_keep_the_order_of_the_calls() -> None:
     """TOOL-14: on, the longest counts."""
-    all_run, ended = asyncio.Barrier(3), list[str]()
+    all_run, ended, order = asyncio.Barrier(3), list[str](), "abc"
 
-    async def together(index: int, call: str) -> str:
+    async def together(call: str) -> str:
         await all_run.wait()
-        for _ in range(10 * (3 - index)):
+        for _ in range(10 * (3 - order.index(call))):
             await asyncio.sleep(0)
         ended.append(call)
-        return f"{index}{call}"
+        return call.upper()
 
     async with asyncio.timeout(60):
-        results = await execute_in_order("abc", together, parallel=True)
-    assert (results, ended) == (("0a", "1b", "2c"), ["c", "b", "a"])
+        results = await execute_at_once(order, together)
+    assert (results, ended) == (("A", "B", "C"), ["c", "b", "a"])
 
 
-@pytest.mark.parametrize("parallel", [True, False])
-async def test_no_calls_give_no_results(parallel: bool) -> None:
+async def test_no_calls_give_no_results() -> None:
     """TOOL-14"""
 
-    async def never(_: int, call: str) -> str:
+    async def never(call: str) -> str:
         raise AssertionError(call)
 
-    assert await execute_in_order("", never, parallel=parallel) == ()
+    assert await execute_at_once("", never) == ()
 
 
 async def test_a_broken_store_cancels_the_others_and_is_raised_as_it_is() -> None:
     """TOOL-15: what is no tool trouble ends the turn."""
     cancelled = asyncio.Event()
 
-    async def fail(index: int, _: str) -> None:
-        if index == 1:
+    async def fail(call: str) -> None:
+        if call == "b":
             raise ConnectionError("store")
         try:
             await asyncio.Event().wait()
@@ -60,5 +44,5 @@ async def test_a_broken_store_cancels_the_others_and_is_raised_as_it_is() -> Non
             raise
 
     with pytest.raises(ConnectionError, match="store"):
-        await execute_in_order("ab", fail, parallel=True)
+        await execute_at_once("ab", fail)
     assert cancelled.is_set()

@@ -57,6 +57,41 @@ async def test_no_more_functions_run_at_once_than_there_are_threads(
     threads.close()
 
 
+async def test_each_call_of_a_burst_gets_a_thread_though_few_are_sent_for(
+    release: threading.Event,
+) -> None:
+    threads, gauge = ToolThreads(12), Gauge(release)
+    for _ in range(2):  # of new threads, and of idle ones
+        calls = [asyncio.create_task(threads.run(gauge, timeout=LONG)) for _ in range(12)]
+        await reached(lambda: gauge.now == 12)
+        release.set()
+        await asyncio.gather(*calls)
+        await reached(lambda: threads._idle == 12)
+        release.clear()
+    threads.close()
+
+
+async def test_where_the_system_gives_no_more_threads_the_others_take_the_calls(
+    release: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    threads, gauge = ToolThreads(2), Gauge(release)
+    first = asyncio.create_task(threads.run(gauge, timeout=LONG))
+    await reached(lambda: gauge.now == 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        second = asyncio.create_task(threads.run(gauge, timeout=LONG))
+        await reached(lambda: threads.waiting == 1)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            await ToolThreads(1).run(gauge, timeout=LONG)
+    release.set()
+    await asyncio.gather(first, second)
+    assert gauge.most == 1
+    threads.close()
+
+
 async def test_threads_are_used_again() -> None:
     threads = ToolThreads(8)
     seen: set[int] = set()
