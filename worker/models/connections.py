@@ -10,7 +10,6 @@ import functools
 import urllib.request
 from collections.abc import Mapping
 from contextvars import ContextVar
-from weakref import WeakSet
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -36,6 +35,8 @@ _COMMON_HEADERS = {
 
 _kept: ContextVar[float | None] = ContextVar("_kept", default=None)
 """When this task's request got a connection that had served another one; None for a new one."""
+_is_new: ContextVar[bool] = ContextVar("_is_new", default=False)
+"""Whether the connection that this task has got was opened for its request."""
 _wants_new: ContextVar[bool] = ContextVar("_wants_new", default=False)
 """Whether this task's request is to get a new one."""
 
@@ -47,7 +48,6 @@ class _Pool(aiohttp.TCPConnector):
         super().__init__(
             limit=limit, keepalive_timeout=_KEEPALIVE_SECONDS, ttl_dns_cache=_DNS_SECONDS
         )
-        self._used: WeakSet[ResponseHandler] = WeakSet()
 
     async def connect(
         self,
@@ -56,15 +56,22 @@ class _Pool(aiohttp.TCPConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own word
     ) -> aiohttp.connector.Connection:
         """Return a connection for the request."""
+        _is_new.set(False)
         connection = await super().connect(req, traces, timeout)
-        while _wants_new.get() and connection.protocol in self._used:
+        while _wants_new.get() and not _is_new.get():
             connection.close()
             connection = await super().connect(req, traces, timeout)
-        is_kept = connection.protocol in self._used
-        _kept.set(asyncio.get_running_loop().time() if is_kept else None)
-        if connection.protocol is not None:
-            self._used.add(connection.protocol)
+        _kept.set(None if _is_new.get() else asyncio.get_running_loop().time())
         return connection
+
+    async def _create_connection(
+        self,
+        req: aiohttp.ClientRequest,
+        traces: list[aiohttp.tracing.Trace],
+        timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own word
+    ) -> ResponseHandler:
+        _is_new.set(True)
+        return await super()._create_connection(req, traces, timeout)
 
 
 class Connections:

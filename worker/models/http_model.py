@@ -29,7 +29,7 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted, with_sent_ids
 from stepfleet.worker.models.bodies import malformed, with_counts, without_half_a_turn
 from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.event_lines import EventLines, plain
+from stepfleet.worker.models.event_lines import Body, EventLines
 from stepfleet.worker.models.tokens import Tokens
 
 _LARGE = 256 * 1024
@@ -114,9 +114,10 @@ RESPONSE_LIMIT = 16 * 1024 * 1024
 LARGE_ANSWER = 64 * 1024
 """Answers of at least this many bytes are read on a thread: hostile ones take seconds."""
 
-_REQUEST_IDS = (
-    "x-request-id", "request-id", "x-amzn-requestid", "apim-request-id", "responseId",
-)  # fmt: skip
+_REQUEST_IDS = ("x-request-id", "request-id", "x-amzn-requestid", "apim-request-id")
+"""Headers that name a request."""
+_NAMED_IN_BODY = "responseId"
+"""Google's name of a request, in its answer."""
 _LONGEST_ID = 128
 _ERROR_LIMIT = 64 * 1024
 _READ_OUT_SECONDS = 0.25
@@ -204,21 +205,32 @@ class Format:
     cutter: type[Cutter] = EventLines
 
 
-@dataclass
+def _no_usage(_: Any) -> None:
+    """Read the report of an answer whose usage is of no use."""
+
+
+@dataclass(slots=True)
 class Received:
     """How much of an answer had received when the call failed: bytes, characters, its usage.
 
     `is_whole` is set where nothing is missing: then the usage counts all of it. Of `size`, all
-    bytes, `blank` are those of parts that have none but spaces and line ends.
+    bytes, `blank` are those of parts that have none but spaces and line ends. `report` is the
+    provider's of its tokens, and `read_usage` reads it.
     """
 
+    read_usage: Callable[[Any], UsageStats | None] = _no_usage
+    report: Any = None
     size: int = 0
     blank: int = 0
     is_stream: bool = False
     text: int = 0
-    usage: UsageStats | None = None
     request_id: str = ""
     is_whole: bool = False
+
+    @property
+    def usage(self) -> UsageStats | None:
+        """The token counts that were reported."""
+        return self.read_usage(self.report)
 
     @property
     def tokens(self) -> int:
@@ -276,7 +288,7 @@ class HttpModel(LLM):
         endpoint = self._endpoint(request.settings)
         seconds = request.settings.timeout
         deadline = asyncio.timeout(seconds)
-        received = Received()
+        received = Received(self._format.usage)
         try:
             async with deadline:
                 payload = await self._exchange(endpoint, request, on_text, received)
@@ -285,7 +297,7 @@ class HttpModel(LLM):
                 on_text(answer.content)
             answer = with_offered_names(answer, request.tools)
             answer = with_counts(answer, payload.get(self._format.usage_field))
-            name = received.request_id or _request_id(payload)
+            name = received.request_id or _printable(payload.get(_NAMED_IN_BODY))
             return answer.model_copy(update={"request_id": name}) if name else answer
         except _BROKEN as error:
             if deadline.expired():
@@ -407,7 +419,7 @@ class HttpModel(LLM):
             raise malformed(f"the body is not JSON: {redact(said, key)[:_LONGEST_EXCERPT]!r}")
         body = b"".join([begin, *[part async for part in parts]])
         payload = await _read(received.size, self._format.parse, body)
-        received.usage = self._format.usage(payload.get(self._format.usage_field))
+        received.report = payload.get(self._format.usage_field)
         received.is_whole = True
         return payload
 
@@ -452,23 +464,25 @@ class HttpModel(LLM):
             return payload
         finally:
             received.text = answer.size
-            received.usage = self._format.usage(answer.usage)
+            received.report = answer.usage
 
     async def _parts(
         self, response: aiohttp.ClientResponse, received: Received
     ) -> AsyncIterator[bytes]:
-        async for part in _plain(response):
-            received.size += len(part)
-            received.blank += len(part) if part.isspace() else 0
-            if received.size > self._response_limit:
-                msg = f"the answer is longer than the limit of {self._response_limit} B"
-                raise ModelError(msg, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
-            yield part
+        body = Body(response.headers.get("content-encoding", ""))
+        while packed := await response.content.readany():
+            for part in body.feed(packed):
+                received.size += len(part)
+                received.blank += len(part) if part.isspace() else 0
+                if received.size > self._response_limit:
+                    msg = f"the answer is longer than the limit of {self._response_limit} B"
+                    raise ModelError(msg, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
+                yield part
 
     async def _refused(self, response: aiohttp.ClientResponse, endpoint: Endpoint) -> ModelError:
         body = b""
         with contextlib.suppress(*_BROKEN, ModelError):  # the status says more than a broken body
-            async for part in _plain(response):
+            async for part in self._parts(response, Received()):
                 body += part
                 if len(body) >= _ERROR_LIMIT:
                     break
@@ -483,10 +497,6 @@ class HttpModel(LLM):
         )
 
 
-def _plain(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    return plain(response.content.iter_any(), response.headers.get("content-encoding", ""))
-
-
 def _reason(error: Exception) -> str:
     """Return why a connection failed; an error of aiohttp's parser has a status of its own."""
     if type(error) is aiohttp.ClientResponseError:
@@ -495,11 +505,18 @@ def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _request_id(given: Mapping[str, Any]) -> str:
-    """Return the provider's name of a request: of its headers, or of an answer that has it."""
-    found = (given.get(name) for name in _REQUEST_IDS)
-    name = next((one for one in found if isinstance(one, str)), "")
-    return name[:_LONGEST_ID] if name.isascii() and name.isprintable() else ""
+def _request_id(headers: Mapping[str, str]) -> str:
+    """Return the provider's name of a request in the headers of its answer; "" for none."""
+    for name in _REQUEST_IDS:
+        if name in headers:
+            return _printable(headers[name])
+    return ""
+
+
+def _printable(name: Any) -> str:
+    """Return a request's name as it is kept and shown; "" where it is none."""
+    is_name = isinstance(name, str) and name.isascii() and name.isprintable()
+    return name[:_LONGEST_ID] if is_name else ""
 
 
 async def _read(size: int, read: Callable[..., R], *args: Any) -> R:
