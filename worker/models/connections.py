@@ -35,8 +35,6 @@ _COMMON_HEADERS = {
 
 _kept: ContextVar[float | None] = ContextVar("_kept", default=None)
 """When this task's request got a connection that had served another one; None for a new one."""
-_is_new: ContextVar[bool] = ContextVar("_is_new", default=False)
-"""Whether the connection that this task has got was opened for its request."""
 _wants_new: ContextVar[bool] = ContextVar("_wants_new", default=False)
 """Whether this task's request is to get a new one."""
 
@@ -56,13 +54,15 @@ class _Pool(aiohttp.TCPConnector):
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own word
     ) -> aiohttp.connector.Connection:
         """Return a connection for the request."""
-        _is_new.set(False)
-        connection = await super().connect(req, traces, timeout)
-        while _wants_new.get() and not _is_new.get():
-            connection.close()
+        while True:
+            _kept.set(0.0)
             connection = await super().connect(req, traces, timeout)
-        _kept.set(None if _is_new.get() else asyncio.get_running_loop().time())
-        return connection
+            if _kept.get() is None:
+                return connection
+            if not _wants_new.get():
+                _kept.set(asyncio.get_running_loop().time())
+                return connection
+            connection.close()
 
     async def _create_connection(
         self,
@@ -70,7 +70,7 @@ class _Pool(aiohttp.TCPConnector):
         traces: list[aiohttp.tracing.Trace],
         timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109 - aiohttp's own word
     ) -> ResponseHandler:
-        _is_new.set(True)
+        _kept.set(None)
         return await super()._create_connection(req, traces, timeout)
 
 
@@ -105,7 +105,6 @@ class Connections:
         send = functools.partial(
             self._session.post, address, headers=headers, data=body, proxy=proxy
         )
-        _kept.set(None)
         try:
             return await send(allow_redirects=False)
         except (aiohttp.ClientOSError, aiohttp.ServerDisconnectedError) as error:

@@ -78,6 +78,8 @@ def _bits(begin: bytes, label: str) -> int | None:
     """Return how zlib reads a body that begins so; None for one that is read as it is."""
     if begin.startswith(_GZIP):
         return _GZIP_BITS
+    if not label:
+        return None
     named = {one.strip().lower() for one in label.split(",")}
     if named <= _NONE or _is_text(begin):
         return None

@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -241,6 +241,38 @@ class Received:
         return said // _BYTES_PER_TOKEN
 
 
+class _Parts:
+    """The parts of a body, unpacked and counted, up to `limit` bytes."""
+
+    def __init__(self, response: aiohttp.ClientResponse, received: Received, limit: int) -> None:
+        self._content = response.content
+        self._body = Body(response.headers.get("content-encoding", ""))
+        self._unpacked: Iterator[bytes] = iter(())
+        self._received = received
+        self._limit = limit
+
+    async def next(self) -> bytes:
+        """Return the next part, an empty one at the end. Raises `ModelError`."""
+        while (part := next(self._unpacked, b"")) == b"":
+            if not (packed := await self._content.readany()):
+                return b""
+            self._unpacked = iter(self._body.feed(packed))
+        received = self._received
+        received.size += len(part)
+        received.blank += len(part) if part.isspace() else 0
+        if received.size > self._limit:
+            msg = f"the answer is longer than the limit of {self._limit} B"
+            raise ModelError(msg, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
+        return part
+
+    async def rest(self) -> bytes:
+        """Return what follows, to the end. Raises `ModelError`."""
+        parts = []
+        while part := await self.next():
+            parts.append(part)
+        return b"".join(parts)
+
+
 class HttpModel(LLM):
     """Models of one service, which speaks the protocol of `format`.
 
@@ -271,12 +303,12 @@ class HttpModel(LLM):
         self._signer = Signer()
         self._tokens = Tokens()
 
-    async def generate(self, request: ModelRequest) -> LLMResponse:
+    def generate(self, request: ModelRequest) -> Coroutine[Any, Any, LLMResponse]:
         """Answer the request; streamed underneath if its settings say so, with an equal result.
 
         Raises `ModelError` or a subclass; `ModelTimeoutError` after `settings.timeout` seconds.
         """
-        return await self.generate_streaming(request, _ignore)
+        return self.generate_streaming(request, _ignore)
 
     async def generate_streaming(
         self, request: ModelRequest, on_text: Callable[[str], None]
@@ -393,7 +425,8 @@ class HttpModel(LLM):
                 raise await self._refused(response, endpoint)
             payload = await self._answer(response, endpoint.key, on_text, received)
         finally:
-            response.release()
+            if not response.closed:  # else its connection is free already
+                response.release()
         if failed := self._format.failure(payload):
             raise failed_event(failed, host=endpoint.host, key=endpoint.key)
         return payload
@@ -406,7 +439,7 @@ class HttpModel(LLM):
         received: Received,
     ) -> dict[str, Any]:
         """Return the payload of an answer, whole or streamed: the body tells, not its label."""
-        parts = self._parts(response, received)
+        parts = _Parts(response, received, self._response_limit)
         begin = await _begin(parts)
         labelled = response.headers.get("content-type", "").lower()
         is_whole = begin.lstrip()[:1] in (b"{", b"[")
@@ -417,8 +450,7 @@ class HttpModel(LLM):
         if not is_whole:
             said = begin[:_MOST_BLANKS].decode(errors="replace").strip()
             raise malformed(f"the body is not JSON: {redact(said, key)[:_LONGEST_EXCERPT]!r}")
-        body = b"".join([begin, *[part async for part in parts]])
-        payload = await _read(received.size, self._format.parse, body)
+        payload = await _read(received.size, self._format.parse, begin + await parts.rest())
         received.report = payload.get(self._format.usage_field)
         received.is_whole = True
         return payload
@@ -426,7 +458,7 @@ class HttpModel(LLM):
     async def _assemble(
         self,
         begin: bytes,
-        parts: AsyncIterator[bytes],
+        parts: "_Parts",
         on_text: Callable[[str], None],
         received: Received,
     ) -> dict[str, Any]:
@@ -443,15 +475,15 @@ class HttpModel(LLM):
                 if piece := await _read(len(data), answer.add, data):
                     on_text(piece)
 
-        part: bytes | None = begin
+        part = begin
         try:
-            while part is not None:
+            while part:
                 for first in range(0, len(part), _AT_ONCE):
                     await take(cutter.feed(part[first : first + _AT_ONCE]))
                     if first + _AT_ONCE < len(part):
                         await asyncio.sleep(0)
                 until = heard + self._grace if answer.finished else None
-                part = None if answer.is_over else await _following(parts, until)
+                part = b"" if answer.is_over else await _following(parts, until)
             if answer.is_over:
                 await _read_out(parts)
             # Bytes without an end take nothing from an answer that is whole.
@@ -466,26 +498,12 @@ class HttpModel(LLM):
             received.text = answer.size
             received.report = answer.usage
 
-    async def _parts(
-        self, response: aiohttp.ClientResponse, received: Received
-    ) -> AsyncIterator[bytes]:
-        body = Body(response.headers.get("content-encoding", ""))
-        while packed := await response.content.readany():
-            for part in body.feed(packed):
-                received.size += len(part)
-                received.blank += len(part) if part.isspace() else 0
-                if received.size > self._response_limit:
-                    msg = f"the answer is longer than the limit of {self._response_limit} B"
-                    raise ModelError(msg, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
-                yield part
-
     async def _refused(self, response: aiohttp.ClientResponse, endpoint: Endpoint) -> ModelError:
         body = b""
         with contextlib.suppress(*_BROKEN, ModelError):  # the status says more than a broken body
-            async for part in self._parts(response, Received()):
+            parts = _Parts(response, Received(), self._response_limit)
+            while len(body) < _ERROR_LIMIT and (part := await parts.next()):
                 body += part
-                if len(body) >= _ERROR_LIMIT:
-                    break
         return refusal(
             response.status,
             response.headers,
@@ -524,36 +542,35 @@ async def _read(size: int, read: Callable[..., R], *args: Any) -> R:
     return await asyncio.to_thread(read, *args) if size >= LARGE_ANSWER else read(*args)
 
 
-async def _begin(parts: AsyncIterator[bytes]) -> bytes:
+async def _begin(parts: _Parts) -> bytes:
     """Return the first bytes of a body, as many as tell what it is, without a byte order mark."""
     begin = b""
-    async for part in parts:
+    while part := await parts.next():
         begin += part
-        if len(begin) <= _MOST_BLANKS and len(begin.removeprefix(_BOM).lstrip()) < _LONGEST_FIELD:
-            continue
-        break
+        if len(begin) > _MOST_BLANKS or len(begin.removeprefix(_BOM).lstrip()) >= _LONGEST_FIELD:
+            break
     return begin.removeprefix(_BOM)
 
 
-async def _following(parts: AsyncIterator[bytes], until: float | None) -> bytes | None:
-    """Return the next bytes of a stream, None after its last.
+async def _following(parts: _Parts, until: float | None) -> bytes:
+    """Return the next bytes of a stream, none after its last.
 
     `until` is set where its answer is finished: what does not come by then is not missed.
     """
     try:
         async with asyncio.timeout_at(until):
-            return await anext(parts, None)
+            return await parts.next()
     except _BROKEN:  # a timeout is one
         if until is None:
             raise
-        return None
+        return b""
 
 
-async def _read_out(parts: AsyncIterator[bytes]) -> None:
+async def _read_out(parts: _Parts) -> None:
     # The answer is whole. Only a connection whose last bytes were read can be used again.
     with contextlib.suppress(*_BROKEN, ModelError):
         async with asyncio.timeout(_READ_OUT_SECONDS):
-            async for _ in parts:
+            while await parts.next():
                 pass
 
 
