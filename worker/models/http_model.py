@@ -28,7 +28,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, 
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted, with_sent_ids
 from stepfleet.worker.models.bodies import malformed, with_counts, without_half_a_turn
-from stepfleet.worker.models.connections import Connections
+from stepfleet.worker.models.connections import Answer, Connections, UnreadableHeadError
 from stepfleet.worker.models.event_lines import Body, EventLines
 from stepfleet.worker.models.tokens import Tokens
 
@@ -127,6 +127,7 @@ _SUCCESS = 2  # hundred and something
 _BROKEN = (aiohttp.ClientError, OSError)
 R = TypeVar("R")
 _NOT_SENT = (
+    aiohttp.ClientConnectionResetError,
     aiohttp.ClientConnectorError,
     aiohttp.ClientHttpProxyError,
     aiohttp.ConnectionTimeoutError,
@@ -244,7 +245,7 @@ class Received:
 class _Parts:
     """The parts of a body, unpacked and counted, up to `limit` bytes."""
 
-    def __init__(self, response: aiohttp.ClientResponse, received: Received, limit: int) -> None:
+    def __init__(self, response: Answer, received: Received, limit: int) -> None:
         self._content = response.content
         self._body = Body(response.headers.get("content-encoding", ""))
         self._unpacked: Iterator[bytes] = iter(())
@@ -425,15 +426,14 @@ class HttpModel(LLM):
                 raise await self._refused(response, endpoint)
             payload = await self._answer(response, endpoint.key, on_text, received)
         finally:
-            if not response.closed:  # else its connection is free already
-                response.release()
+            response.release()
         if failed := self._format.failure(payload):
             raise failed_event(failed, host=endpoint.host, key=endpoint.key)
         return payload
 
     async def _answer(
         self,
-        response: aiohttp.ClientResponse,
+        response: Answer,
         key: str | None,
         on_text: Callable[[str], None],
         received: Received,
@@ -498,7 +498,7 @@ class HttpModel(LLM):
             received.text = answer.size
             received.report = answer.usage
 
-    async def _refused(self, response: aiohttp.ClientResponse, endpoint: Endpoint) -> ModelError:
+    async def _refused(self, response: Answer, endpoint: Endpoint) -> ModelError:
         body = b""
         with contextlib.suppress(*_BROKEN, ModelError):  # the status says more than a broken body
             parts = _Parts(response, Received(), self._response_limit)
@@ -516,9 +516,9 @@ class HttpModel(LLM):
 
 
 def _reason(error: Exception) -> str:
-    """Return why a connection failed; an error of aiohttp's parser has a status of its own."""
-    if type(error) is aiohttp.ClientResponseError:
-        said = error.message.partition("\n")[0].rstrip(":")
+    """Return why a connection failed, in a line."""
+    if isinstance(error, UnreadableHeadError):
+        said = str(error).partition("\n")[0].rstrip(":")
         return f"the head of its answer cannot be read: {said}"
     return f"{type(error).__name__}: {error}"
 
