@@ -36,7 +36,7 @@ class Api(StrEnum):
     CONVERSE = "Converse"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Service:
     """One provider's service, as the worker's environment describes it.
 

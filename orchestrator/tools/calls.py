@@ -50,7 +50,7 @@ def parse_tool_call(
         except BoundsError as error:
             problem = f"the arguments of the call to {name!r} cannot be used: {error}"
         else:
-            return ToolCall(id=call_id, name=name, arguments=arguments)
+            return ToolCall.model_construct(id=call_id, name=name, arguments=arguments)
     return ToolCall(id=call_id, name=name, error=problem)
 
 

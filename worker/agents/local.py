@@ -163,10 +163,10 @@ class LocalAgent:
         worker's code decides which key is sent and where, never the store. `made` goes around each
         call of the provider, inside of the cache and of middleware.
         """
+        if not self._agent.middleware:
+            return await self._generate(request, on_text, config, made)
         once = partial(self._generate, on_text=on_text, config=config, made=made)
-        if self._agent.middleware:
-            return await self._through_middleware(request, once)
-        return await once(request)
+        return await self._through_middleware(request, once)
 
     async def _through_middleware(self, request: ModelRequest, once: Call) -> LLMResponse:
         answered: list[LLMResponse] = []
@@ -187,8 +187,7 @@ class LocalAgent:
         """Return the name of what answers the request: an address and a model."""
         if self._agent.llm is not None:
             return f"agent {self._agent.name}'s own model"
-        trusted = request.model_copy(update={"settings": self._trusted(request.settings)})
-        return self._models.service(trusted)
+        return self._models.service(self._with_trusted(request))
 
     def forget_answer(self, key: str) -> None:
         """Let the response cache drop an answer that has failed by what it means."""
@@ -198,12 +197,11 @@ class LocalAgent:
     async def _generate(
         self,
         request: ModelRequest,
-        *,
         on_text: Callable[[str], None] | None,
         config: AgentConfig | None,
         made: Around,
     ) -> LLMResponse:
-        trusted = request.model_copy(update={"settings": self._trusted(request.settings)})
+        trusted = self._with_trusted(request)
         llm = self._agent.llm
         policy = config.cache if config else None
         call = made(partial(self._models.generate, llm=llm, on_text=on_text))
@@ -211,13 +209,20 @@ class LocalAgent:
             return await call(trusted)
         return await self._cache.answer(trusted, config, call, llm=llm, on_text=on_text)
 
-    def _trusted(self, settings: ModelSettings) -> ModelSettings:
+    def _with_trusted(self, request: ModelRequest) -> ModelRequest:
+        """Return the request with the settings that are the worker's own."""
         # Runs of one batch share one settings object; the worker's own are put in once.
-        if settings is not self._stored:
-            own = self._agent.config.settings
+        if request.settings is not self._stored:
+            own, stored = self._agent.config.settings, request.settings
             changes = {name: getattr(own, name) for name in WORKERS_OWN}
-            self._stored, self._settings = settings, settings.model_copy(update=changes)
-        return self._settings
+            changes = {
+                name: given for name, given in changes.items() if given != getattr(stored, name)
+            }
+            self._settings = stored.model_copy(update=changes) if changes else stored
+            self._stored = stored
+        if self._settings is request.settings:
+            return request
+        return request.model_copy(update={"settings": self._settings})
 
 
 class LocalAgents:

@@ -43,17 +43,14 @@ class _Tries:
 
     failed: list[tuple[ModelRequest, ModelError]] = field(default_factory=list)
 
-    async def of(self, ask: Call, request: ModelRequest) -> LLMResponse | None:
-        """Return the answer, None where the next model is to be called. Raises `ModelError`."""
-        try:
-            return await ask(request)
-        except ModelError as error:
-            self.failed.append((request, error))
-            if isinstance(error, ContextWindowError) or is_outage(error) or _has_no_budget(error):
-                return None
-            if len(self.failed) == 1:
-                raise
-            raise self.error() from None
+    def pass_over(self, request: ModelRequest, error: ModelError) -> None:
+        """Note a failed call, after which the next model is called. Raises `ModelError`."""
+        self.failed.append((request, error))
+        if isinstance(error, ContextWindowError) or is_outage(error) or _has_no_budget(error):
+            return
+        if len(self.failed) == 1:
+            raise error
+        raise self.error() from None
 
     def answered(self, response: LLMResponse, model: str) -> LLMResponse:
         """Return the response with the calls that had failed before."""
@@ -93,14 +90,18 @@ async def first_answer(
         sent = request
         if model != request.model and len(models) > 1:
             sent = request.model_copy(update={"model": model})
-        if (response := await tries.of(ask, sent)) is not None:
-            return tries.answered(response, model), sent
+        try:
+            return tries.answered(await ask(sent), model), sent
+        except ModelError as failed:
+            tries.pass_over(sent, failed)
     for sent, error in tries.failed:
         if isinstance(error, ContextWindowError) and (shorter := shorten(sent, error)):
             if len(models) == 1:
                 return await ask(shorter), shorter
-            if (response := await tries.of(ask, shorter)) is not None:
-                return tries.answered(response, sent.model), shorter
+            try:
+                return tries.answered(await ask(shorter), sent.model), shorter
+            except ModelError as failed:
+                tries.pass_over(shorter, failed)
             break
     raise tries.error()
 

@@ -274,9 +274,9 @@ def usage_within(
     completion: int,
     total: int | None,
     *,
-    cached: int,
-    written: int,
-    thought: int,
+    cached: int = 0,
+    written: int = 0,
+    thought: int = 0,
     may_be_apart: bool = False,
 ) -> UsageStats:
     """Return the token counts of one call, of a service whose prompt and completion are whole.
@@ -403,9 +403,9 @@ def _keep_largest(known: dict[str, Any], given: dict[str, Any]) -> None:
 
 def count_in(usage: dict[str, Any], *places: tuple[str, ...]) -> int:
     """Return the first count that is at one of `places`, each a name, or a group and a name."""
-    for *groups, name in places:
-        fields = usage.get(groups[0]) if groups else usage
-        if isinstance(fields, dict) and (found := told_count(fields.get(name))):
+    for place in places:
+        fields = usage if len(place) == 1 else usage.get(place[0])
+        if isinstance(fields, dict) and (found := told_count(fields.get(place[-1]))):
             return found
     return 0
 

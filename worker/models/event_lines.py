@@ -3,7 +3,7 @@
 import codecs
 import re
 import zlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterable, Iterator
 
 import orjson
 
@@ -19,31 +19,31 @@ _NONE = frozenset({"", "identity", "gzip", "x-gzip", "utf-8", "none"})
 """Labels of bodies that are readable without any magic bytes."""
 
 
-async def plain(parts: AsyncIterator[bytes], label: str) -> AsyncIterator[bytes]:
-    """Yield the parts of a body unpacked; `label` is its content-encoding.
+class Body:
+    """Unpacks a body part by part, whatever its encoding; `label` is its content-encoding.
 
-    Raises `ModelError` for an encoding that is not read, and for bytes that are none.
+    A body of one byte is none: no answer is that short.
     """
-    begin = b""
-    async for part in parts:
-        begin += part
-        if len(begin) >= _TELLING:
-            break
-    bits = _bits(begin, label)
-    if bits is None:
-        yield begin
-        async for part in parts:
-            yield part
-        return
-    unpacking = _Unpacking(bits)
-    try:
-        for piece in unpacking.feed(begin):
-            yield piece
-        async for part in parts:
-            for piece in unpacking.feed(part):
-                yield piece
-    except zlib.error:
-        raise malformed("its compressed bytes are broken") from None
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._begin: bytes | None = b""
+        self._unpacking: _Unpacking | None = None
+
+    def feed(self, part: bytes) -> Iterable[bytes]:
+        """Return what the next part unpacks to.
+
+        Raises `ModelError` for an encoding that is not read, and for bytes that are none.
+        """
+        if self._begin is not None:
+            part = self._begin + part
+            if len(part) < _TELLING:
+                self._begin = part
+                return ()
+            self._begin = None
+            bits = _bits(part, self._label)
+            self._unpacking = None if bits is None else _Unpacking(bits)
+        return (part,) if self._unpacking is None else self._unpacking.feed(part)
 
 
 class _Unpacking:
@@ -54,14 +54,21 @@ class _Unpacking:
         self._member = zlib.decompressobj(bits)
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield what the next bytes unpack to, in pieces of a bounded size."""
+        """Yield what the next bytes unpack to, in pieces of a bounded size.
+
+        Raises `ModelError` where they are broken.
+        """
         is_full = False
         while data or is_full:
             if self._member.eof:
                 if not data.startswith(_GZIP):  # padding
                     return
                 self._member = zlib.decompressobj(self._bits)
-            if piece := self._member.decompress(data, _PIECE):
+            try:
+                piece = self._member.decompress(data, _PIECE)
+            except zlib.error:
+                raise malformed("its compressed bytes are broken") from None
+            if piece:
                 yield piece
             is_full = len(piece) == _PIECE and not self._member.eof
             data = self._member.unused_data if self._member.eof else self._member.unconsumed_tail
@@ -69,10 +76,12 @@ class _Unpacking:
 
 def _bits(begin: bytes, label: str) -> int | None:
     """Return how zlib reads a body that begins so; None for one that is read as it is."""
-    named = {one.strip().lower() for one in label.split(",")}
     if begin.startswith(_GZIP):
         return _GZIP_BITS
-    if named <= _NONE or not begin or _is_text(begin):
+    if not label:
+        return None
+    named = {one.strip().lower() for one in label.split(",")}
+    if named <= _NONE or _is_text(begin):
         return None
     if "deflate" in named:
         has_header = begin[0] & 0xF == zlib.DEFLATED and int.from_bytes(begin[:2]) % 31 == 0

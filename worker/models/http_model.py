@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Protocol, TypeVar
@@ -28,8 +28,8 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, 
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted, with_sent_ids
 from stepfleet.worker.models.bodies import malformed, with_counts, without_half_a_turn
-from stepfleet.worker.models.connections import Connections
-from stepfleet.worker.models.event_lines import EventLines, plain
+from stepfleet.worker.models.connections import Answer, Connections, UnreadableHeadError
+from stepfleet.worker.models.event_lines import Body, EventLines
 from stepfleet.worker.models.tokens import Tokens
 
 _LARGE = 256 * 1024
@@ -114,9 +114,10 @@ RESPONSE_LIMIT = 16 * 1024 * 1024
 LARGE_ANSWER = 64 * 1024
 """Answers of at least this many bytes are read on a thread: hostile ones take seconds."""
 
-_REQUEST_IDS = (
-    "x-request-id", "request-id", "x-amzn-requestid", "apim-request-id", "responseId",
-)  # fmt: skip
+_REQUEST_IDS = ("x-request-id", "request-id", "x-amzn-requestid", "apim-request-id")
+"""Headers that name a request."""
+_NAMED_IN_BODY = "responseId"
+"""Google's name of a request, in its answer."""
 _LONGEST_ID = 128
 _ERROR_LIMIT = 64 * 1024
 _READ_OUT_SECONDS = 0.25
@@ -126,6 +127,7 @@ _SUCCESS = 2  # hundred and something
 _BROKEN = (aiohttp.ClientError, OSError)
 R = TypeVar("R")
 _NOT_SENT = (
+    aiohttp.ClientConnectionResetError,
     aiohttp.ClientConnectorError,
     aiohttp.ClientHttpProxyError,
     aiohttp.ConnectionTimeoutError,
@@ -204,21 +206,32 @@ class Format:
     cutter: type[Cutter] = EventLines
 
 
-@dataclass
+def _no_usage(_: Any) -> None:
+    """Read the report of an answer whose usage is of no use."""
+
+
+@dataclass(slots=True)
 class Received:
     """How much of an answer had received when the call failed: bytes, characters, its usage.
 
     `is_whole` is set where nothing is missing: then the usage counts all of it. Of `size`, all
-    bytes, `blank` are those of parts that have none but spaces and line ends.
+    bytes, `blank` are those of parts that have none but spaces and line ends. `report` is the
+    provider's of its tokens, and `read_usage` reads it.
     """
 
+    read_usage: Callable[[Any], UsageStats | None] = _no_usage
+    report: Any = None
     size: int = 0
     blank: int = 0
     is_stream: bool = False
     text: int = 0
-    usage: UsageStats | None = None
     request_id: str = ""
     is_whole: bool = False
+
+    @property
+    def usage(self) -> UsageStats | None:
+        """The token counts that were reported."""
+        return self.read_usage(self.report)
 
     @property
     def tokens(self) -> int:
@@ -227,6 +240,38 @@ class Received:
             return 0 if self.is_whole else self.text // _BYTES_PER_TOKEN
         said = self.text if self.is_stream else self.size - self.blank
         return said // _BYTES_PER_TOKEN
+
+
+class _Parts:
+    """The parts of a body, unpacked and counted, up to `limit` bytes."""
+
+    def __init__(self, response: Answer, received: Received, limit: int) -> None:
+        self._content = response.content
+        self._body = Body(response.headers.get("content-encoding", ""))
+        self._unpacked: Iterator[bytes] = iter(())
+        self._received = received
+        self._limit = limit
+
+    async def next(self) -> bytes:
+        """Return the next part, an empty one at the end. Raises `ModelError`."""
+        while (part := next(self._unpacked, b"")) == b"":
+            if not (packed := await self._content.readany()):
+                return b""
+            self._unpacked = iter(self._body.feed(packed))
+        received = self._received
+        received.size += len(part)
+        received.blank += len(part) if part.isspace() else 0
+        if received.size > self._limit:
+            msg = f"the answer is longer than the limit of {self._limit} B"
+            raise ModelError(msg, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
+        return part
+
+    async def rest(self) -> bytes:
+        """Return what follows, to the end. Raises `ModelError`."""
+        parts = []
+        while part := await self.next():
+            parts.append(part)
+        return b"".join(parts)
 
 
 class HttpModel(LLM):
@@ -259,12 +304,12 @@ class HttpModel(LLM):
         self._signer = Signer()
         self._tokens = Tokens()
 
-    async def generate(self, request: ModelRequest) -> LLMResponse:
+    def generate(self, request: ModelRequest) -> Coroutine[Any, Any, LLMResponse]:
         """Answer the request; streamed underneath if its settings say so, with an equal result.
 
         Raises `ModelError` or a subclass; `ModelTimeoutError` after `settings.timeout` seconds.
         """
-        return await self.generate_streaming(request, _ignore)
+        return self.generate_streaming(request, _ignore)
 
     async def generate_streaming(
         self, request: ModelRequest, on_text: Callable[[str], None]
@@ -276,7 +321,7 @@ class HttpModel(LLM):
         endpoint = self._endpoint(request.settings)
         seconds = request.settings.timeout
         deadline = asyncio.timeout(seconds)
-        received = Received()
+        received = Received(self._format.usage)
         try:
             async with deadline:
                 payload = await self._exchange(endpoint, request, on_text, received)
@@ -285,7 +330,7 @@ class HttpModel(LLM):
                 on_text(answer.content)
             answer = with_offered_names(answer, request.tools)
             answer = with_counts(answer, payload.get(self._format.usage_field))
-            name = received.request_id or _request_id(payload)
+            name = received.request_id or _printable(payload.get(_NAMED_IN_BODY))
             return answer.model_copy(update={"request_id": name}) if name else answer
         except _BROKEN as error:
             if deadline.expired():
@@ -388,13 +433,13 @@ class HttpModel(LLM):
 
     async def _answer(
         self,
-        response: aiohttp.ClientResponse,
+        response: Answer,
         key: str | None,
         on_text: Callable[[str], None],
         received: Received,
     ) -> dict[str, Any]:
         """Return the payload of an answer, whole or streamed: the body tells, not its label."""
-        parts = self._parts(response, received)
+        parts = _Parts(response, received, self._response_limit)
         begin = await _begin(parts)
         labelled = response.headers.get("content-type", "").lower()
         is_whole = begin.lstrip()[:1] in (b"{", b"[")
@@ -405,16 +450,15 @@ class HttpModel(LLM):
         if not is_whole:
             said = begin[:_MOST_BLANKS].decode(errors="replace").strip()
             raise malformed(f"the body is not JSON: {redact(said, key)[:_LONGEST_EXCERPT]!r}")
-        body = b"".join([begin, *[part async for part in parts]])
-        payload = await _read(received.size, self._format.parse, body)
-        received.usage = self._format.usage(payload.get(self._format.usage_field))
+        payload = await _read(received.size, self._format.parse, begin + await parts.rest())
+        received.report = payload.get(self._format.usage_field)
         received.is_whole = True
         return payload
 
     async def _assemble(
         self,
         begin: bytes,
-        parts: AsyncIterator[bytes],
+        parts: "_Parts",
         on_text: Callable[[str], None],
         received: Received,
     ) -> dict[str, Any]:
@@ -431,15 +475,15 @@ class HttpModel(LLM):
                 if piece := await _read(len(data), answer.add, data):
                     on_text(piece)
 
-        part: bytes | None = begin
+        part = begin
         try:
-            while part is not None:
+            while part:
                 for first in range(0, len(part), _AT_ONCE):
                     await take(cutter.feed(part[first : first + _AT_ONCE]))
                     if first + _AT_ONCE < len(part):
                         await asyncio.sleep(0)
                 until = heard + self._grace if answer.finished else None
-                part = None if answer.is_over else await _following(parts, until)
+                part = b"" if answer.is_over else await _following(parts, until)
             if answer.is_over:
                 await _read_out(parts)
             # Bytes without an end take nothing from an answer that is whole.
@@ -452,26 +496,14 @@ class HttpModel(LLM):
             return payload
         finally:
             received.text = answer.size
-            received.usage = self._format.usage(answer.usage)
+            received.report = answer.usage
 
-    async def _parts(
-        self, response: aiohttp.ClientResponse, received: Received
-    ) -> AsyncIterator[bytes]:
-        async for part in _plain(response):
-            received.size += len(part)
-            received.blank += len(part) if part.isspace() else 0
-            if received.size > self._response_limit:
-                msg = f"the answer is longer than the limit of {self._response_limit} B"
-                raise ModelError(msg, code=ModelErrorCode.MALFORMED_ANSWER, received=0)
-            yield part
-
-    async def _refused(self, response: aiohttp.ClientResponse, endpoint: Endpoint) -> ModelError:
+    async def _refused(self, response: Answer, endpoint: Endpoint) -> ModelError:
         body = b""
         with contextlib.suppress(*_BROKEN, ModelError):  # the status says more than a broken body
-            async for part in _plain(response):
+            parts = _Parts(response, Received(), self._response_limit)
+            while len(body) < _ERROR_LIMIT and (part := await parts.next()):
                 body += part
-                if len(body) >= _ERROR_LIMIT:
-                    break
         return refusal(
             response.status,
             response.headers,
@@ -483,23 +515,26 @@ class HttpModel(LLM):
         )
 
 
-def _plain(response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    return plain(response.content.iter_any(), response.headers.get("content-encoding", ""))
-
-
 def _reason(error: Exception) -> str:
-    """Return why a connection failed; an error of aiohttp's parser has a status of its own."""
-    if type(error) is aiohttp.ClientResponseError:
-        said = error.message.partition("\n")[0].rstrip(":")
+    """Return why a connection failed, in a line."""
+    if isinstance(error, UnreadableHeadError):
+        said = str(error).partition("\n")[0].rstrip(":")
         return f"the head of its answer cannot be read: {said}"
     return f"{type(error).__name__}: {error}"
 
 
-def _request_id(given: Mapping[str, Any]) -> str:
-    """Return the provider's name of a request: of its headers, or of an answer that has it."""
-    found = (given.get(name) for name in _REQUEST_IDS)
-    name = next((one for one in found if isinstance(one, str)), "")
-    return name[:_LONGEST_ID] if name.isascii() and name.isprintable() else ""
+def _request_id(headers: Mapping[str, str]) -> str:
+    """Return the provider's name of a request in the headers of its answer; "" for none."""
+    for name in _REQUEST_IDS:
+        if name in headers:
+            return _printable(headers[name])
+    return ""
+
+
+def _printable(name: Any) -> str:
+    """Return a request's name as it is kept and shown; "" where it is none."""
+    is_name = isinstance(name, str) and name.isascii() and name.isprintable()
+    return name[:_LONGEST_ID] if is_name else ""
 
 
 async def _read(size: int, read: Callable[..., R], *args: Any) -> R:
@@ -507,36 +542,35 @@ async def _read(size: int, read: Callable[..., R], *args: Any) -> R:
     return await asyncio.to_thread(read, *args) if size >= LARGE_ANSWER else read(*args)
 
 
-async def _begin(parts: AsyncIterator[bytes]) -> bytes:
+async def _begin(parts: _Parts) -> bytes:
     """Return the first bytes of a body, as many as tell what it is, without a byte order mark."""
     begin = b""
-    async for part in parts:
+    while part := await parts.next():
         begin += part
-        if len(begin) <= _MOST_BLANKS and len(begin.removeprefix(_BOM).lstrip()) < _LONGEST_FIELD:
-            continue
-        break
+        if len(begin) > _MOST_BLANKS or len(begin.removeprefix(_BOM).lstrip()) >= _LONGEST_FIELD:
+            break
     return begin.removeprefix(_BOM)
 
 
-async def _following(parts: AsyncIterator[bytes], until: float | None) -> bytes | None:
-    """Return the next bytes of a stream, None after its last.
+async def _following(parts: _Parts, until: float | None) -> bytes:
+    """Return the next bytes of a stream, none after its last.
 
     `until` is set where its answer is finished: what does not come by then is not missed.
     """
     try:
         async with asyncio.timeout_at(until):
-            return await anext(parts, None)
+            return await parts.next()
     except _BROKEN:  # a timeout is one
         if until is None:
             raise
-        return None
+        return b""
 
 
-async def _read_out(parts: AsyncIterator[bytes]) -> None:
+async def _read_out(parts: _Parts) -> None:
     # The answer is whole. Only a connection whose last bytes were read can be used again.
     with contextlib.suppress(*_BROKEN, ModelError):
         async with asyncio.timeout(_READ_OUT_SECONDS):
-            async for _ in parts:
+            while await parts.next():
                 pass
 
 

@@ -145,7 +145,7 @@ class Models:
         Raises nothing but `AgentException`s, for a model's failures `ModelError` and its
         subclasses; `ModelTimeoutError` after `settings.timeout` seconds.
         """
-        model, limit = request.model, limit_name(request.model, request.settings)
+        model, settings = request.model, request.settings
         if llm is None:
             llm, name = self.resolve(model)
             request = request.model_copy(update={"model": name})
@@ -156,9 +156,9 @@ class Models:
         except ModelError as error:
             error.model = model
             if isinstance(error, RateLimitError) and watch is not None and not error.sheds:
-                error.limit = limit
+                error.limit = limit_name(model, settings)
                 seconds = asyncio.get_running_loop().time() - sent
-                watch.note_refusal(limit, error.retry_after, seconds, error.stated)
+                watch.note_refusal(error.limit, error.retry_after, seconds, error.stated)
             raise
 
     async def aclose(self) -> None:

@@ -46,6 +46,8 @@ def kept_of(
     """
     listed = calls[: MOST_CALLS + 1] if isinstance(calls, list) else []
     given = [_object(one) for one in listed]
+    if not (before or any(map(_has_more, given))) and _FIELDS.isdisjoint(message):
+        return ()
     found = {str(at): kept for at, call in enumerate(given) if (kept := _of_call(call))}
     answer = _of_message(message, given)
     if given and THOUGHTS not in answer and not message.get(apart):
@@ -129,6 +131,14 @@ def _known(given: dict[str, Any]) -> dict[str, Any]:
 def _object(given: Any) -> dict[str, Any]:
     """Return an object: servers, and submitted conversations, may have anything in its place."""
     return given if isinstance(given, dict) else {}
+
+
+def _has_more(call: dict[str, Any]) -> bool:
+    """Return whether a call may have something besides what its protocol has."""
+    name = call.get("id")
+    is_long = isinstance(name, str) and len(name) > _SHORT_ID
+    in_function = SPECIFIC in _object(call.get("function"))
+    return is_long or in_function or EXTRA in call or SPECIFIC in call
 
 
 def _of_call(call: dict[str, Any]) -> dict[str, Any]:

@@ -147,22 +147,29 @@ _WRITTEN = (
 """LiteLLM; OpenRouter; LiteLLM's older versions."""
 
 
+_PARTS = frozenset({_COMPLETION, *APART, *(place[0] for place in (*_CACHED, *_WRITTEN))})
+"""The fields that have counts besides those of prompt and completion."""
 _PROMPTS = ("prompt_tokens", "input_tokens")
 _COMPLETIONS = ("completion_tokens", "output_tokens")
 """Those of this protocol, and of others in its place."""
 
 
 def _either(usage: dict[str, Any], names: tuple[str, ...]) -> Any:
-    return next((usage[name] for name in names if usage.get(name) is not None), None)
+    for name in names:
+        if (given := usage.get(name)) is not None:
+            return given
+    return None
 
 
 def usage_of(usage: Any) -> UsageStats | None:
     """Return the token counts of one call, or None when they are absent or no counts."""
     if not isinstance(usage, dict):
         return None
-    prompt, completion = (_either(usage, names) for names in (_PROMPTS, _COMPLETIONS))
+    prompt, completion = _either(usage, _PROMPTS), _either(usage, _COMPLETIONS)
     if (counts := completed_counts(prompt, completion, usage.get("total_tokens"))) is None:
         return None
+    if _PARTS.isdisjoint(usage):
+        return usage_within(*counts)
     counted = usage_within(
         *counts,
         cached=count_in(usage, *_CACHED),

@@ -54,7 +54,7 @@ async def test_a_kept_connection_that_the_server_closed_costs_no_call() -> None:
         server.answers(raw(answer))
         for _ in range(CALLS):
             response = await connections.post(f"{server.base_url}/chat/completions", {}, b"{}")
-            await response.read()
+            await response.content.read()
         assert len(server.received) == CALLS, "none was sent twice"
     await connections.aclose()
 
@@ -81,11 +81,11 @@ async def test_a_kept_connection_that_ends_with_its_next_request_costs_no_call(
         server.answers(completion(), completion(), ENDS[how], completion())
         first = await asyncio.gather(*(connections.post(url, {}, b"{}") for _ in range(2 - limit)))
         for response in first:
-            await response.read()
+            await response.content.read()
         if limit:
-            await (await connections.post(url, {}, b"{}")).read()
+            await (await connections.post(url, {}, b"{}")).content.read()
         response = await connections.post(url, {}, b"{}")
-        assert (await response.json())["model"], "it is answered"
+        assert orjson.loads(await response.content.read())["model"], "it is answered"
         assert len(server.received) == 4
     await connections.aclose()
 
@@ -106,8 +106,69 @@ async def test_a_call_that_a_server_may_have_worked_on_is_not_sent_again(
     async with RawModelServer().running() as server:
         server.answers(*first, end, completion())
         for _ in first:
-            await (await connections.post(f"{server.base_url}/x", {}, b"{}")).read()
+            await (await connections.post(f"{server.base_url}/x", {}, b"{}")).content.read()
         with pytest.raises(aiohttp.ServerDisconnectedError):
             await connections.post(f"{server.base_url}/x", {}, b"{}")
         assert len(server.received) == len(first) + 1
+    await connections.aclose()
+
+
+async def test_answers_before_the_answer_are_passed_over() -> None:
+    interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 103 Early Hints\r\nLink: </x>\r\n\r\n"
+    answer = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+    connections = Connections()
+    async with RawModelServer().running() as server:
+        server.answers(raw(interim + answer))
+        response = await connections.post(f"{server.base_url}/x", {}, b"{}")
+        assert (response.status, await response.content.read()) == (200, b"{}")
+    await connections.aclose()
+
+
+@pytest.mark.parametrize("sign", ["\r", "\n", "\0"])
+async def test_a_value_cannot_add_a_header(sign: str) -> None:
+    connections = Connections()
+    async with RawModelServer().running() as server:
+        with pytest.raises(ValueError, match="line break"):
+            await connections.post(f"{server.base_url}/x", {"x-key": f"k{sign}a: b"}, b"{}")
+        assert server.received == []
+    await connections.aclose()
+
+
+async def test_a_proxy_gets_its_credentials_with_each_request_and_a_server_none() -> None:
+    async with RawModelServer().running() as server:
+        address = server.base_url.removesuffix("/v1").replace("//", "//user:p%40ss@")
+        connections = Connections(proxies={"http": address})
+        server.answers(completion())
+        for url in ("http://models.test/v1/x", "http://models.test/v1/x", f"{server.base_url}/x"):
+            response = await connections.post(url, {"authorization": "Bearer k"}, b"{}")
+            await response.content.read()
+        given = [one.headers.get("proxy-authorization") for one in server.received]
+        assert given == ["Basic dXNlcjpwQHNz", "Basic dXNlcjpwQHNz", None]
+        assert [one.headers["authorization"] for one in server.received] == ["Bearer k"] * 3
+    await connections.aclose()
+
+
+async def test_headers_of_a_service_replace_the_common_ones_in_any_case() -> None:
+    connections = Connections()
+    async with RawModelServer().running() as server:
+        server.answers(completion())
+        await connections.post(f"{server.base_url}/x", {"Accept": "*/*"}, b"{}")
+        sent = server.received[0].headers
+        assert (sent["accept"], sent["user-agent"], sent["content-length"]) == (
+            "*/*",
+            "stepfleet",
+            "2",
+        )
+    await connections.aclose()
+
+
+async def test_a_connection_whose_answer_was_not_read_is_not_used_again() -> None:
+    connections = Connections(1)
+    async with RawModelServer().running() as server:
+        server.answers(raw(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}"), completion())
+        response = await connections.post(f"{server.base_url}/x", {}, b"{}")
+        response.release()
+        response = await connections.post(f"{server.base_url}/x", {}, b"{}")
+        assert orjson.loads(await response.content.read())["model"]
+        assert server.connections == 2
     await connections.aclose()
