@@ -67,7 +67,7 @@ class ContinuationCriteria:
         A run whose last step failed never completes: where nothing else is wrong with it, its
         stop reason becomes `error`.
         """
-        evaluations = tuple(_evaluate(one, state, how, ours) for one, how, ours in self._each)
+        evaluations = tuple([_evaluate(one, state, how, ours) for one, how, ours in self._each])
         reached = {at: one for at, one in self._limits.items() if _is_reached(evaluations[at])}
         outcome = outcome_of(evaluations, reached)
         if outcome.should_continue or run_status(outcome.stop_reason) is not RunStatus.COMPLETED:
