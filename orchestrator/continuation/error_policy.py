@@ -184,7 +184,9 @@ class ErrorPolicyCriterion:
         if failures.code:
             context["errorCode"] = failures.code
         if failures.consecutive_failures == 0:
-            return frequent_evaluation(type(self), ALLOW, "the last step did not fail", **context)
+            return frequent_evaluation(
+                type(self).__name__, ALLOW, "the last step did not fail", **context
+            )
         exhausted = self.policy.is_exhausted(failures)
         stop_reason = StopReason.RETRY_LIMIT if exhausted else StopReason.ERROR
         return evaluation(

@@ -57,26 +57,26 @@ def evaluation(
     stop_reason: StopReason | None = None,
 ) -> ContinuationEvaluation:
     """Return an evaluation by `criterion`; the values are known to be valid."""
-    return _evaluation(type(criterion), decision, reason, context, stop_reason)
+    return _evaluation(type(criterion).__name__, decision, reason, context, stop_reason)
 
 
 @lru_cache(KEPT, typed=True)
 def frequent_evaluation(
-    criterion: type, decision: ContinuationDecision, reason: str, **context: Any
+    criterion: str, decision: ContinuationDecision, reason: str, **context: Any
 ) -> ContinuationEvaluation:
     """Return an evaluation of a few short values, made once for all steps that have these."""
     return _evaluation(criterion, decision, reason, context)
 
 
 def _evaluation(
-    criterion: type,
+    criterion: str,
     decision: ContinuationDecision,
     reason: str,
     context: dict[str, Any],
     stop_reason: StopReason | None = None,
 ) -> ContinuationEvaluation:
     return ContinuationEvaluation.model_construct(
-        criterion=criterion.__name__,
+        criterion=criterion,
         decision=decision,
         reason=reason,
         context=context,
@@ -136,7 +136,7 @@ class Maximum(ABC):
 
 
 @lru_cache(KEPT, typed=True)
-def _compared(  # noqa: PLR0913 - the numbers that are compared
+def _compared(
     limit: type[Maximum],
     maximum: Number,
     decision: ContinuationDecision,
@@ -150,7 +150,7 @@ def _compared(  # noqa: PLR0913 - the numbers that are compared
     told = [f"{_shown(part)}{unit} of them {_PARTS[name]}" for name, part in parts.items()]
     of_them = f" ({', '.join(told)})" if told else ""
     return _evaluation(
-        limit,
+        limit.__name__,
         decision,
         f"{limit.what}: {_shown(value)}{unit}{of_them} {relation} the limit of "
         f"{_shown(maximum)}{unit}",
@@ -273,12 +273,12 @@ class FinishReasonCheck:
         """Return the decision with the reason that was found."""
         decision = self.decide(state)
         found = state.current_step.finish_reason.value if state.current_step else None
-        return _found(type(self), decision, found, self._named)
+        return _found(type(self).__name__, decision, found, self._named)
 
 
 @lru_cache(KEPT)
 def _found(
-    criterion: type, decision: ContinuationDecision, found: str | None, ends_on: tuple[str, ...]
+    criterion: str, decision: ContinuationDecision, found: str | None, ends_on: tuple[str, ...]
 ) -> ContinuationEvaluation:
     word = "is one that ends the run" if decision is FORBID else "does not end the run"
     return _evaluation(
@@ -300,7 +300,7 @@ class StopRequested:
     def explain(self, state: AgentState) -> ContinuationEvaluation:
         """Return the decision with the note that came with the cancel."""
         if state.stop_requested is None:
-            return frequent_evaluation(type(self), ALLOW, "no cancel was requested")
+            return frequent_evaluation(type(self).__name__, ALLOW, "no cancel was requested")
         return self.because(state.stop_requested)
 
     @classmethod
