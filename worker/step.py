@@ -7,7 +7,7 @@ done is read from the run.
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from stepfleet.orchestrator.agents.agent import criteria_without_code
@@ -40,6 +40,7 @@ from stepfleet.orchestrator.records.calls.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.usage import LostUse, Spent
+from stepfleet.orchestrator.records.values import value_class
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed
 from stepfleet.worker.attempt.made_calls import in_vain
@@ -71,7 +72,7 @@ LONGEST_CHECKS = 2.0
 """CPU time for all checks of one answer against schemas, however many calls it has."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Report:
     """What became of a task: of a step, or of a tool call.
 

@@ -1,7 +1,6 @@
 """Attempts at a step that are not committed: what they took, and what may have been paid. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Answered, Failed, Interrupted
@@ -12,9 +11,10 @@ from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.usage import FailedCall, LostUse, UsageStats, sum_usd
+from stepfleet.orchestrator.records.values import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class CallEntries:
     """The ledger's entries that are journaled: of `failed` calls, after `entered` of this claim.
 

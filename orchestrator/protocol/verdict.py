@@ -5,7 +5,7 @@ Limits of the fleet may change when a retry starts (`worker/runtime/admission/ad
 Pure: clocks, randomness and prices come in as arguments.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
@@ -47,6 +47,7 @@ from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, Ru
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
 from stepfleet.orchestrator.records.usage import Spent, UsageStats, sum_usd
+from stepfleet.orchestrator.records.values import value_class
 
 LONGEST_WAIT = 3600.0
 """Seconds after which a step looks by itself, in case that its circuit was lost."""
@@ -110,7 +111,7 @@ class Move(StrEnum):
     WAIT = "wait"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Verdict:
     """What the commit writes.
 
@@ -149,7 +150,7 @@ class Verdict:
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Facts:
     """Facts that a decision needs besides the claim and the attempt.
 

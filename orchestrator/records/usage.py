@@ -2,12 +2,13 @@
 
 import math
 import operator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.values import value_class
 
 
 class CacheUse(Record):
@@ -121,7 +122,7 @@ class LostUse(Record):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Spent:
     """The possible charge for a failed call: tokens and USD; without tokens it is not known.
 
