@@ -245,27 +245,32 @@ async def _judged(
     """
     ports = step.ports
     guess = _guessed(claim, attempt, ports) if claim.unpriced else ()
-    charged = _with_losses(step, claim, attempt, guess)
+    vain = in_vain(step, attempt, is_logged=True)
+    charged = _with_losses(step, claim, vain, guess)
     verdict, events = conclude(charged, attempt, criteria, facts)
     error = holding_error(claim, attempt, verdict)
     if error and ports.hold and (number := await ports.hold(claim, error)):
         verdict, events = held(claim, number), Events([])
     is_logged = verdict.logged is not None
-    if failed := in_vain(step, attempt, is_logged=is_logged):
-        verdict = replace(verdict, failed=failed, entered=step.calls.entered)
+    if not is_logged:
+        vain = in_vain(step, attempt, is_logged=False)
+    if vain:
+        verdict = replace(verdict, failed=vain, entered=step.calls.entered)
     if guess and (is_logged or verdict.move is Move.FINISH):
         verdict = replace(verdict, guess=guess)
     return verdict, events
 
 
 def _with_losses(
-    step: StepContext, claim: Claim, attempt: Attempt, guess: tuple[Spent, ...]
+    step: StepContext, claim: Claim, vain: tuple[LostAttempt, ...], guess: tuple[Spent, ...]
 ) -> Claim:
     """Return the claim with what calls of this step may have cost that no step will have.
 
     The run's limits count them: those of lost workers by `guess`, and those of this attempt.
     """
-    lost = step.calls.lost + lost_use(in_vain(step, attempt, is_logged=True))
+    lost = step.calls.lost
+    if vain:
+        lost += lost_use(vain)
     if guess:
         calls, one = claim.unpriced, guess[0]
         lost += LostUse(calls=0, tokens=calls * one.tokens, cost_usd=calls * one.cost_usd)

@@ -69,6 +69,9 @@ class Suspicion:
     by_tools: bool = False
 
 
+NO_SUSPICION = Suspicion(Stance.CLEAR)
+
+
 @value_class(frozen=True, slots=True)
 class Losses:
     """How often an open step, or a tool call, has lost its worker, and what is known of each time.
@@ -94,6 +97,8 @@ class Losses:
 
         A limit of one gives it up with its first loss, whatever its cause.
         """
+        if not self.count:
+            return NO_SUSPICION
         if self._is_proven(limit):
             return Suspicion(Stance.PROVEN)
         by_tools = any(one.how is How.TOOLS for one in self.known)

@@ -151,9 +151,11 @@ def after_step(
     results = [record.result for record in result.tool_calls if not record.is_error]
     if kept := [record.custom_state for record in result.tool_calls if record.custom_state]:
         state = state.model_copy(update={"custom_state": reduce(or_, kept, state.custom_state)})
+    seconds = state.info.cumulative_execution_seconds + result.duration_ms / 1000
+    clocks = {"cumulative_execution_seconds": seconds, "updated_at": now}
     after = state.model_copy(
         update={
-            "info": state.info.add_execution_time(result.duration_ms / 1000).at(now),
+            "info": state.info.model_copy(update=clocks),
             "status": Lifecycle.IN_PROGRESS,
             "messages": state.messages + messages,
             "tool_results": state.tool_results + result.tool_calls,

@@ -27,6 +27,7 @@ class CallEntries:
 
 
 NO_ENTRIES = CallEntries()
+NOTHING_LOST = LostUse()
 
 
 def lost_attempt(
@@ -126,6 +127,8 @@ def of_failed_calls(step: int, calls: Iterable[FailedCall]) -> tuple[LostAttempt
 def lost_use(attempts: Iterable[LostAttempt | None]) -> LostUse:
     """Return what calls of attempts that are not committed have cost, or may have."""
     paid = [one for one in attempts if one and one.may_be_paid]
+    if not paid:
+        return NOTHING_LOST
     return LostUse(
         calls=sum(max(one.usage.llm_calls, 1) if one.usage else 1 for one in paid),
         tokens=sum(one.tokens for one in paid),

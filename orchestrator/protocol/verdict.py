@@ -189,7 +189,8 @@ def _committed(
     criteria: ContinuationCriteria,
     facts: Facts,
 ) -> Verdict:
-    state, logged = _logged(claim, attempt, criteria, facts)
+    lost = in_vain(claim, attempt)
+    state, logged = _logged(claim, attempt, lost, criteria, facts)
     result, outcome = logged.result, logged.outcome
     assert outcome is not None  # noqa: S101 - each step is logged with one
     goes_on = outcome.should_continue
@@ -201,7 +202,7 @@ def _committed(
         stop_reason=None if goes_on else outcome.stop_reason,
         error=None if goes_on else _error_of(outcome),
         delay=_policy_delay(claim, attempt, state, facts) if goes_on else 0.0,
-        lost=in_vain(claim, attempt),
+        lost=lost,
         dropped=late(claim, attempt, result),
         failure=result.errors[0] if result.errors else None,
     )
@@ -210,6 +211,7 @@ def _committed(
 def _logged(
     claim: Claim,
     attempt: Answered | Failed,
+    lost: LostAttempt | None,
     criteria: ContinuationCriteria,
     facts: Facts,
 ) -> tuple[AgentState, LoggedStep]:
@@ -226,7 +228,7 @@ def _logged(
         # The step's result has the refusal.
         progress = progress.model_copy(update={"messages": (), "error": failed, "refused": ""})
     handoff = None if isinstance(attempt, Failed) else attempt.handoff
-    before = claim.state.with_lost(lost_use((in_vain(claim, attempt),)))
+    before = claim.state.with_lost(lost_use((lost,)))
     state = after_step(before, result, messages, facts.now, progress, remembered, handoff)
     outcome = criteria.evaluate(state)
     logged = LoggedStep.model_construct(
@@ -239,7 +241,7 @@ def _logged(
         remembered=remembered,
         handoff=handoff,
     )
-    return state.with_continuation_outcome(outcome), logged
+    return state.model_copy(update={"last_continuation_outcome": outcome}), logged
 
 
 def _charged(result: StepResult, summary: Summary) -> StepResult:
@@ -425,7 +427,7 @@ def _messages(attempt: Answered) -> tuple[Message, ...]:
     """
     response = attempt.response
     calls: tuple[ToolCall, ...] = response.tool_calls or ()
-    answers = (Message.tool(call, text) for call, text in zip(calls, attempt.texts, strict=True))
+    answers = [Message.tool(call, text) for call, text in zip(calls, attempt.texts, strict=True)]
     shown = media_messages(attempt.records)
     return (Message.assistant(response.as_content, calls), *answers, *shown)
 

@@ -61,8 +61,12 @@ class Record(BaseModel):
         for name, make in factories:
             if name not in values:
                 fields[name] = make()
-        given = _set_of(tuple(values)) if _fields_set is None else _fields_set
-        return _made(cls, fields, given)
+        return _made(cls, fields, set(values) if _fields_set is None else _fields_set)
+
+    @classmethod
+    def of_fields(cls, fields: dict[str, Any]) -> Self:
+        """Return a record of all its `fields`, which are known to be valid."""
+        return _made(cls, fields, set(fields))
 
     @classmethod
     def from_json(cls, data: str | bytes) -> Self:
@@ -96,12 +100,6 @@ def _made(kind: type[R], values: dict[str, Any], given: set[str]) -> R:
     _set_extra(record, None)
     _set_private(record, None)
     return record
-
-
-@cache
-def _set_of(names: tuple[str, ...]) -> set[str]:
-    """Return the names as a set, the same one each time: that of a frozen record never changes."""
-    return set(names)
 
 
 @cache
