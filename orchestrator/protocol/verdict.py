@@ -194,6 +194,8 @@ def _committed(
     result, outcome = logged.result, logged.outcome
     assert outcome is not None  # noqa: S101 - each step is logged with one
     goes_on = outcome.should_continue
+    if not goes_on:  # those who hear of the end get the state with its outcome
+        state = state.model_copy(update={"last_continuation_outcome": outcome})
     return Verdict(
         Move.CONTINUE if goes_on else Move.FINISH,
         state,
@@ -241,7 +243,7 @@ def _logged(
         remembered=remembered,
         handoff=handoff,
     )
-    return state.model_copy(update={"last_continuation_outcome": outcome}), logged
+    return state, logged
 
 
 def _charged(result: StepResult, summary: Summary) -> StepResult:
