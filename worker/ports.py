@@ -30,6 +30,7 @@ from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.records.run.results import LostAttempt
 from stepfleet.orchestrator.records.usage import FailedCall, LostUse
+from stepfleet.orchestrator.records.values import value_class
 from stepfleet.orchestrator.tools import ToolRegistry
 from stepfleet.worker.engine.concurrency import ConcurrencyLimiter
 from stepfleet.worker.leases.lease import Lease
@@ -286,7 +287,7 @@ class ModelCalls:
     admitted: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StepContext:
     """What an attempt at a step knows: its claim and lease, the calls it has made, the ports."""
 

@@ -7,7 +7,7 @@ done is read from the run.
 
 import asyncio
 import logging
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from stepfleet.orchestrator.agents.agent import criteria_without_code
@@ -40,6 +40,7 @@ from stepfleet.orchestrator.records.calls.answers import Awaited, awaited_by
 from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.usage import LostUse, Spent
+from stepfleet.orchestrator.records.values import value_class
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.schemas.time_limit import allowed
 from stepfleet.worker.attempt.made_calls import in_vain
@@ -71,7 +72,7 @@ LONGEST_CHECKS = 2.0
 """CPU time for all checks of one answer against schemas, however many calls it has."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Report:
     """What became of a task: of a step, or of a tool call.
 
@@ -244,27 +245,32 @@ async def _judged(
     """
     ports = step.ports
     guess = _guessed(claim, attempt, ports) if claim.unpriced else ()
-    charged = _with_losses(step, claim, attempt, guess)
+    vain = in_vain(step, attempt, is_logged=True)
+    charged = _with_losses(step, claim, vain, guess)
     verdict, events = conclude(charged, attempt, criteria, facts)
     error = holding_error(claim, attempt, verdict)
     if error and ports.hold and (number := await ports.hold(claim, error)):
         verdict, events = held(claim, number), Events([])
     is_logged = verdict.logged is not None
-    if failed := in_vain(step, attempt, is_logged=is_logged):
-        verdict = replace(verdict, failed=failed, entered=step.calls.entered)
+    if not is_logged:
+        vain = in_vain(step, attempt, is_logged=False)
+    if vain:
+        verdict = replace(verdict, failed=vain, entered=step.calls.entered)
     if guess and (is_logged or verdict.move is Move.FINISH):
         verdict = replace(verdict, guess=guess)
     return verdict, events
 
 
 def _with_losses(
-    step: StepContext, claim: Claim, attempt: Attempt, guess: tuple[Spent, ...]
+    step: StepContext, claim: Claim, vain: tuple[LostAttempt, ...], guess: tuple[Spent, ...]
 ) -> Claim:
     """Return the claim with what calls of this step may have cost that no step will have.
 
     The run's limits count them: those of lost workers by `guess`, and those of this attempt.
     """
-    lost = step.calls.lost + lost_use(in_vain(step, attempt, is_logged=True))
+    lost = step.calls.lost
+    if vain:
+        lost += lost_use(vain)
     if guess:
         calls, one = claim.unpriced, guess[0]
         lost += LostUse(calls=0, tokens=calls * one.tokens, cost_usd=calls * one.cost_usd)

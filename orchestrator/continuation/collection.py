@@ -67,7 +67,7 @@ class ContinuationCriteria:
         A run whose last step failed never completes: where nothing else is wrong with it, its
         stop reason becomes `error`.
         """
-        evaluations = tuple(_evaluate(one, state, how, ours) for one, how, ours in self._each)
+        evaluations = tuple([_evaluate(one, state, how, ours) for one, how, ours in self._each])
         reached = {at: one for at, one in self._limits.items() if _is_reached(evaluations[at])}
         outcome = outcome_of(evaluations, reached)
         if outcome.should_continue or run_status(outcome.stop_reason) is not RunStatus.COMPLETED:
@@ -118,15 +118,13 @@ def _resolved(
 
     Limits count unless a driver says that no work is left, and none requests more.
     """
-    first: dict[ContinuationDecision, int] = {}
-    has_work = REQUEST in decisions or STOP not in decisions
-    for at, one in enumerate(decisions):
-        if has_work or at not in limits:
-            first.setdefault(one, at)
+    counting: Sequence[ContinuationDecision | None] = decisions
+    if REQUEST not in decisions and STOP in decisions:
+        counting = [None if at in limits else one for at, one in enumerate(decisions)]
     for strongest in (FORBID, REQUEST):
-        if strongest in first:
-            return strongest, first[strongest]
-    return (REQUEST if STOP not in first and ALLOW in first else STOP), None
+        if strongest in counting:
+            return strongest, counting.index(strongest)
+    return (REQUEST if STOP not in counting and ALLOW in counting else STOP), None
 
 
 def _is_reached(evaluation: ContinuationEvaluation) -> bool:

@@ -1,6 +1,5 @@
 """The result of an attempt at a step: five kinds of value."""
 
-from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
@@ -17,9 +16,10 @@ from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.steps import FinishReason, HandedOver, Progress
 from stepfleet.orchestrator.records.usage import Spent
+from stepfleet.orchestrator.records.values import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Span:
     """When an attempt started (UTC, by Redis's clock) and how long it took (monotonic seconds)."""
 
@@ -27,7 +27,7 @@ class Span:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Answered:
     """The result of a turn: the model answered and all its tool calls have a record, in call order.
 
@@ -47,7 +47,7 @@ class Answered:
     handoff: HandedOver | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Failed:
     """The attempt failed before all tools had run.
 
@@ -74,7 +74,7 @@ class Failed:
     entered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Prevented:
     """A criterion forbade the call before it was made."""
 
@@ -97,7 +97,7 @@ class Interruption(StrEnum):
         return self in (Interruption.TIMED_OUT, Interruption.TERMINATED)
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Interrupted:
     """The attempt was interrupted.
 
@@ -118,7 +118,7 @@ class Interrupted:
         return self.answer.response if self.answer else None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Wait:
     """One call that a step waits for: its index in the response, its tool's queue, its tool.
 
@@ -134,7 +134,7 @@ class Wait:
     within: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Parked:
     """The model answered, and the step waits for tool calls that are tasks of their own.
 

@@ -1,7 +1,7 @@
 """The claim of a worker on a step, its refusals, and suspicions after lost workers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -16,6 +16,7 @@ from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.values import value_class
 
 MOST_IN_GROUP = 128
 DIVISOR = 8
@@ -42,7 +43,7 @@ class How(StrEnum):
     """A pool's child, which does one thing at a time, has died while its parent lived on."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Loss:
     """One lost attempt; `group` counts what was in its process, where that was for suspects."""
 
@@ -59,7 +60,7 @@ class Stance(StrEnum):
     PROVEN = "proven"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Suspicion:
     """A stance; of a suspect, the largest group it may be in, and whether tools are the reason."""
 
@@ -68,7 +69,10 @@ class Suspicion:
     by_tools: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+NO_SUSPICION = Suspicion(Stance.CLEAR)
+
+
+@value_class(frozen=True, slots=True)
 class Losses:
     """How often an open step, or a tool call, has lost its worker, and what is known of each time.
 
@@ -93,6 +97,8 @@ class Losses:
 
         A limit of one gives it up with its first loss, whatever its cause.
         """
+        if not self.count:
+            return NO_SUSPICION
         if self._is_proven(limit):
             return Suspicion(Stance.PROVEN)
         by_tools = any(one.how is How.TOOLS for one in self.known)
@@ -175,7 +181,7 @@ def next_group(waiting: Sequence[Suspicion], places: int) -> list[int]:
     return group
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Work:
     """What a task message names: this step of this run may be due, or a tool call of it.
 
@@ -213,7 +219,7 @@ class Refused(StrEnum):
     LIMITED = "limited"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Refusal:
     """A refused claim of a step or a tool call; `detail` explains it.
 
@@ -225,7 +231,7 @@ class Refusal:
     owes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Journal:
     """The work of the open step that must not be repeated.
 
@@ -245,7 +251,7 @@ class Journal:
     """When the step began, if it has waited since (UTC)."""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Outage:
     """A step's wait for services that are out, by their circuits (see `protocol.outage`).
 
@@ -257,7 +263,7 @@ class Outage:
     probes: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Claim:
     """A step that this worker owns until its lease runs out.
 
@@ -336,7 +342,7 @@ class Want(StrEnum):
     PAUSE = "pause"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Held:
     """Answer to a journal entry or a renewal: whether the work is still ours.
 
@@ -347,7 +353,7 @@ class Held:
     want: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Committed:
     """Answer to a commit. `status` is the run's; `wanted` asks to decide again.
 

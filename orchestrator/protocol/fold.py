@@ -146,21 +146,25 @@ def after_step(
     window of the one before.
     """
     usage = result.usage or UsageStats()
+    used = state.usage + usage
+    is_first = state.session_usage == state.usage  # as in each run's first execution
     error = result.problems[0].message if result.problems else None
     said = None if progress and progress.is_preamble else result.thought
     results = [record.result for record in result.tool_calls if not record.is_error]
     if kept := [record.custom_state for record in result.tool_calls if record.custom_state]:
         state = state.model_copy(update={"custom_state": reduce(or_, kept, state.custom_state)})
+    seconds = state.info.cumulative_execution_seconds + result.duration_ms / 1000
+    clocks = {"cumulative_execution_seconds": seconds, "updated_at": now}
     after = state.model_copy(
         update={
-            "info": state.info.add_execution_time(result.duration_ms / 1000).at(now),
+            "info": state.info.model_copy(update=clocks),
             "status": Lifecycle.IN_PROGRESS,
             "messages": state.messages + messages,
             "tool_results": state.tool_results + result.tool_calls,
             "step_count": state.step_count + 1,
             "session_steps": state.session_steps + 1,
-            "usage": state.usage + usage,
-            "session_usage": state.session_usage + usage,
+            "usage": used,
+            "session_usage": used if is_first else state.session_usage + usage,
             "cost_usd": sum_usd(state.cost_usd, result.cost_usd),
             "session_cost_usd": sum_usd(state.session_cost_usd, result.cost_usd),
             "current_step": LastStep.of(result),

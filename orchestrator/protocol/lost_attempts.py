@@ -1,7 +1,6 @@
 """Attempts at a step that are not committed: what they took, and what may have been paid. Pure."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from stepfleet.orchestrator.protocol.attempt import Answered, Failed, Interrupted
@@ -12,9 +11,10 @@ from stepfleet.orchestrator.records.memory_window import Remembered
 from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind
 from stepfleet.orchestrator.records.steps import StepResult
 from stepfleet.orchestrator.records.usage import FailedCall, LostUse, UsageStats, sum_usd
+from stepfleet.orchestrator.records.values import value_class
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class CallEntries:
     """The ledger's entries that are journaled: of `failed` calls, after `entered` of this claim.
 
@@ -27,6 +27,7 @@ class CallEntries:
 
 
 NO_ENTRIES = CallEntries()
+NOTHING_LOST = LostUse()
 
 
 def lost_attempt(
@@ -126,6 +127,8 @@ def of_failed_calls(step: int, calls: Iterable[FailedCall]) -> tuple[LostAttempt
 def lost_use(attempts: Iterable[LostAttempt | None]) -> LostUse:
     """Return what calls of attempts that are not committed have cost, or may have."""
     paid = [one for one in attempts if one and one.may_be_paid]
+    if not paid:
+        return NOTHING_LOST
     return LostUse(
         calls=sum(max(one.usage.llm_calls, 1) if one.usage else 1 for one in paid),
         tokens=sum(one.tokens for one in paid),

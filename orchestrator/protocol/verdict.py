@@ -5,7 +5,7 @@ Limits of the fleet may change when a retry starts (`worker/runtime/admission/ad
 Pure: clocks, randomness and prices come in as arguments.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
@@ -47,6 +47,7 @@ from stepfleet.orchestrator.records.run.results import LostAttempt, LostKind, Ru
 from stepfleet.orchestrator.records.state import AgentState
 from stepfleet.orchestrator.records.steps import FinishReason, LoggedStep, StepResult, StepType
 from stepfleet.orchestrator.records.usage import Spent, UsageStats, sum_usd
+from stepfleet.orchestrator.records.values import value_class
 
 LONGEST_WAIT = 3600.0
 """Seconds after which a step looks by itself, in case that its circuit was lost."""
@@ -110,7 +111,7 @@ class Move(StrEnum):
     WAIT = "wait"
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Verdict:
     """What the commit writes.
 
@@ -149,7 +150,7 @@ class Verdict:
     retry_after: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Facts:
     """Facts that a decision needs besides the claim and the attempt.
 
@@ -188,10 +189,13 @@ def _committed(
     criteria: ContinuationCriteria,
     facts: Facts,
 ) -> Verdict:
-    state, logged = _logged(claim, attempt, criteria, facts)
+    lost = in_vain(claim, attempt)
+    state, logged = _logged(claim, attempt, lost, criteria, facts)
     result, outcome = logged.result, logged.outcome
     assert outcome is not None  # noqa: S101 - each step is logged with one
     goes_on = outcome.should_continue
+    if not goes_on:  # those who hear of the end get the state with its outcome
+        state = state.model_copy(update={"last_continuation_outcome": outcome})
     return Verdict(
         Move.CONTINUE if goes_on else Move.FINISH,
         state,
@@ -200,7 +204,7 @@ def _committed(
         stop_reason=None if goes_on else outcome.stop_reason,
         error=None if goes_on else _error_of(outcome),
         delay=_policy_delay(claim, attempt, state, facts) if goes_on else 0.0,
-        lost=in_vain(claim, attempt),
+        lost=lost,
         dropped=late(claim, attempt, result),
         failure=result.errors[0] if result.errors else None,
     )
@@ -209,6 +213,7 @@ def _committed(
 def _logged(
     claim: Claim,
     attempt: Answered | Failed,
+    lost: LostAttempt | None,
     criteria: ContinuationCriteria,
     facts: Facts,
 ) -> tuple[AgentState, LoggedStep]:
@@ -225,7 +230,7 @@ def _logged(
         # The step's result has the refusal.
         progress = progress.model_copy(update={"messages": (), "error": failed, "refused": ""})
     handoff = None if isinstance(attempt, Failed) else attempt.handoff
-    before = claim.state.with_lost(lost_use((in_vain(claim, attempt),)))
+    before = claim.state.with_lost(lost_use((lost,)))
     state = after_step(before, result, messages, facts.now, progress, remembered, handoff)
     outcome = criteria.evaluate(state)
     logged = LoggedStep.model_construct(
@@ -238,7 +243,7 @@ def _logged(
         remembered=remembered,
         handoff=handoff,
     )
-    return state.with_continuation_outcome(outcome), logged
+    return state, logged
 
 
 def _charged(result: StepResult, summary: Summary) -> StepResult:
@@ -424,7 +429,7 @@ def _messages(attempt: Answered) -> tuple[Message, ...]:
     """
     response = attempt.response
     calls: tuple[ToolCall, ...] = response.tool_calls or ()
-    answers = (Message.tool(call, text) for call, text in zip(calls, attempt.texts, strict=True))
+    answers = [Message.tool(call, text) for call, text in zip(calls, attempt.texts, strict=True)]
     shown = media_messages(attempt.records)
     return (Message.assistant(response.as_content, calls), *answers, *shown)
 

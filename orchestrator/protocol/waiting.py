@@ -6,7 +6,7 @@ a call that is unfinished by then. Knows neither the contents of queues nor thei
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
@@ -22,6 +22,7 @@ from stepfleet.orchestrator.records.calls.answers import Answer, Decision, RunEn
 from stepfleet.orchestrator.records.calls.tools import DENIED, ToolCall, ToolCallRecord, refused
 from stepfleet.orchestrator.records.run.results import RunStatus
 from stepfleet.orchestrator.records.state import AgentState
+from stepfleet.orchestrator.records.values import value_class
 
 LONGEST_WAIT = timedelta(days=7)
 """How long a run without a wall-clock limit waits for tool calls."""
@@ -50,7 +51,7 @@ class WaitReason(StrEnum):
         return cls.OTHER
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class StepWait:
     """Why a run's open step does not go on since `since`.
 
@@ -68,7 +69,7 @@ class StepWait:
     over: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Waiting:
     """The calls that a step waits for, and for how many seconds at most (`patience`).
 
@@ -81,7 +82,7 @@ class Waiting:
     began: datetime
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Delivered:
     """Answer to a delivery. `left` counts the calls that the run still waits for."""
 
@@ -90,7 +91,7 @@ class Delivered:
     status: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class TakenCall:
     """A tool call that this worker owns until its lease runs out.
 
@@ -142,7 +143,7 @@ class TakenCall:
         return self.losses.count
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Arrived:
     """The reply to an answer. `left` counts the calls that the run still waits for.
 

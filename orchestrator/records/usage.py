@@ -2,12 +2,13 @@
 
 import math
 import operator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from pydantic import Field
 
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.values import value_class
 
 
 class CacheUse(Record):
@@ -78,23 +79,17 @@ class UsageStats(Record):
 
     def __add__(self, other: "UsageStats") -> "UsageStats":
         """Return the sum, field by field."""
-        return UsageStats.model_construct(
-            prompt_tokens=self.prompt_tokens + other.prompt_tokens,
-            completion_tokens=self.completion_tokens + other.completion_tokens,
-            total_tokens=self.total_tokens + other.total_tokens,
-            llm_calls=self.llm_calls + other.llm_calls,
-            cached_tokens=self.cached_tokens + other.cached_tokens,
-            reasoning_tokens=self.reasoning_tokens + other.reasoning_tokens,
-            cached_calls=self.cached_calls + other.cached_calls,
-            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
-            cache_write_1h_tokens=self.cache_write_1h_tokens + other.cache_write_1h_tokens,
-            audio_tokens=self.audio_tokens + other.audio_tokens,
+        more = other.__dict__
+        return UsageStats.of_fields(
+            {name: count + more[name] for name, count in self.__dict__.items()}
         )
 
     def __sub__(self, other: "UsageStats") -> "UsageStats":
         """Return the difference, field by field (what a removed step had added)."""
-        counts = {name: getattr(self, name) - getattr(other, name) for name in _COUNTS}
-        return UsageStats.model_construct(**counts)
+        less = other.__dict__
+        return UsageStats.of_fields(
+            {name: count - less[name] for name, count in self.__dict__.items()}
+        )
 
 
 class LostUse(Record):
@@ -121,7 +116,7 @@ class LostUse(Record):
         )
 
 
-@dataclass(frozen=True, slots=True)
+@value_class(frozen=True, slots=True)
 class Spent:
     """The possible charge for a failed call: tokens and USD; without tokens it is not known.
 

@@ -6,9 +6,9 @@ Knows nothing of Redis or Celery: renewal is a callable.
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from stepfleet.orchestrator.protocol.attempt import Interruption
 from stepfleet.orchestrator.protocol.claim import Claim, Held, Want, Work
@@ -25,9 +25,11 @@ _T = TypeVar("_T")
 
 
 class Lease:
-    """A step or a tool call in the hands of this process."""
+    """A step or a tool call in the hands of this process: among `held` until its block ends."""
 
-    def __init__(self, work: Claim | TakenCall, elapsed: Callable[[], float]) -> None:
+    def __init__(
+        self, work: Claim | TakenCall, elapsed: Callable[[], float], held: dict[Work, "Lease"]
+    ) -> None:
         self.work = work
         self.interruption: Interruption | None = None
         self._elapsed = elapsed
@@ -35,6 +37,21 @@ class Lease:
         self._attempt: asyncio.Task[Any] | None = asyncio.current_task()
         self._released: asyncio.Future[None] | None = None
         self._renewal: asyncio.Task[None] | None = None
+        self._hint, self._held = work.hint, held
+        held[self._hint] = self
+
+    def __enter__(self) -> Self:
+        """Return the lease."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Drop the lease, and the renewal in progress."""
+        if self._renewal is not None:
+            self._renewal.cancel()
+        if self._released is not None and not self._released.done():
+            self._released.set_result(None)
+        if self._held.get(self._hint) is self:
+            del self._held[self._hint]
 
     @property
     def seconds(self) -> float:
@@ -88,13 +105,6 @@ class Lease:
         with suppress(Exception):  # the next round tries again
             self.apply(await renew(self))
 
-    def release(self) -> None:
-        """Drop the renewal in progress: the lease is over."""
-        if self._renewal is not None:
-            self._renewal.cancel()
-        if self._released is not None and not self._released.done():
-            self._released.set_result(None)
-
     async def is_kept(self) -> bool:
         """Tell whether the attempt goes on; waits for the end of one that only commits."""
         if self._attempt is not None:
@@ -126,19 +136,12 @@ class Leases:
         """How many of them are tool calls."""
         return sum(work.index is not None for work in list(self.held))
 
-    @contextmanager
-    def hold(self, work: Claim | TakenCall) -> Iterator[Lease]:
-        """Keep work among the leases that are renewed, for the time of its attempt."""
-        hint = work.hint
-        lease = self.held[hint] = Lease(work, self._elapsed)
+    def hold(self, work: Claim | TakenCall) -> Lease:
+        """Return the lease of an attempt at work, renewed with the others until its block ends."""
+        lease = Lease(work, self._elapsed, self.held)
         if self._hands_back:  # it was being claimed when the others were handed back
             lease.interrupt(Interruption.HANDED_BACK)
-        try:
-            yield lease
-        finally:
-            lease.release()
-            if self.held.get(hint) is lease:
-                del self.held[hint]
+        return lease
 
     def of(self, run_id: str) -> list[Lease]:
         """Return the leases on a run's step and tool calls."""

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 LONGEST_CHECK = 2.0
@@ -27,9 +26,17 @@ class SlowCheckError(Exception):
     """A check takes longer than the event loop can wait; it is repeated in a thread."""
 
 
-@dataclass(slots=True)
 class _Allowance:
-    left: float
+    """Seconds that are left for all checks of a block."""
+
+    def __init__(self, left: float) -> None:
+        self.left = left
+
+    def __enter__(self) -> None:
+        self._token = _allowance.set(self)
+
+    def __exit__(self, *_: object) -> None:
+        _allowance.reset(self._token)
 
 
 _until: ContextVar[float] = ContextVar("stepfleet_check_until")
@@ -65,14 +72,9 @@ def limited(seconds: float | None = None) -> Iterator[None]:
             allowance.left -= time.thread_time() - begun
 
 
-@contextmanager
-def allowed(seconds: float) -> Iterator[None]:
-    """Bound all checks of the block together by `seconds` of CPU time."""
-    token = _allowance.set(_Allowance(seconds))
-    try:
-        yield
-    finally:
-        _allowance.reset(token)
+def allowed(seconds: float) -> _Allowance:
+    """Bound all checks of the `with` block together by `seconds` of CPU time."""
+    return _Allowance(seconds)
 
 
 async def run_check(check: Callable[..., Result], *arguments: Any) -> Result:

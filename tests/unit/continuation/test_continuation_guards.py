@@ -95,6 +95,13 @@ def test_a_limit_allows_below_and_forbids_from_its_number_on(
     assert forbidden.context == {"value": limit.measure(at), "limit": limit.maximum}
 
 
+def test_equal_numbers_of_two_types_keep_their_type() -> None:
+    state = a_state(2)
+    whole, fraction = (StepsLimit(limit).explain(state) for limit in (3, 3.0))
+    assert (type(whole.context["limit"]), type(fraction.context["limit"])) == (int, float)
+    assert StepsLimit(3).explain(state) is whole
+
+
 @pytest.mark.parametrize(
     "kind",
     [
