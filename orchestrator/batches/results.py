@@ -4,18 +4,18 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Protocol
 
-from pydantic.alias_generators import to_snake
+from pydantic import alias_generators
 
 from stepfleet.orchestrator.batches.files.tables import as_json
-from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import NOT_COMPLETED, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.runs.reading import RunReader
+from stepfleet.orchestrator.store.runs.results import RunResults
 from stepfleet.orchestrator.tools.schemas.handles import handle_of
 
 
@@ -27,11 +27,15 @@ def as_line(data: dict[str, Any]) -> bytes:
         return as_json(data).encode("utf-8", "replace") + b"\n"
 
 
+_in_snake_case = lru_cache(maxsize=1_000)(alias_generators.to_snake)
+"""The names are few: those of the figures that criteria compare."""
+
+
 def full(result: AgentRunResult) -> dict[str, Any]:
     """Return all fields of a result, the line's own id first; all names are in snake_case."""
     data = result.to_dict()
     for one in (data["outcome"] or {}).get("evaluations", ()):
-        one["context"] = {to_snake(name): value for name, value in one["context"].items()}
+        one["context"] = {_in_snake_case(name): value for name, value in one["context"].items()}
     return {"id": result.line_id or result.run_id, **data}
 
 
@@ -100,7 +104,7 @@ class BatchResults:
         self,
         manifest: Manifest,
         batches: Batches,
-        runs: RunReader,
+        results: RunResults,
         tick: Tick,
         known: Mapping[str, datetime | None] | None = None,
     ) -> None:
@@ -110,7 +114,7 @@ class BatchResults:
         self._schema: dict[str, Any] | None = None
         self._manifest = manifest
         self._batches = batches
-        self._runs = runs
+        self._results = results
         self._tick = tick
 
     async def as_they_end(self, *, follow: bool, failed: bool) -> Results:
@@ -182,9 +186,9 @@ class BatchResults:
             if failed:
                 chunk = await self._batches.in_states(chunk, NOT_COMPLETED)
             chunk = await self._unknown(chunk)
-            for result in await asyncio.gather(*(self._result(run_id) for run_id in chunk)):
-                if result is not None:
-                    yield result
+            async for result, config in self._results.read(chunk):
+                self._note(config.output_schema)
+                yield result
 
     async def _unknown(self, run_ids: list[str]) -> list[str]:
         known = [run_id for run_id in run_ids if self._known.get(run_id)]
@@ -194,22 +198,11 @@ class BatchResults:
         same = {run_id for run_id, ended in ends if ended == self._known[run_id]}
         return [run_id for run_id in run_ids if run_id not in same]
 
-    async def _result(self, run_id: str) -> AgentRunResult | None:
-        """Return an ended run's result; None when it is gone, or was retried meanwhile."""
-        try:
-            run = await self._runs.get(run_id)
-            result = run.result()
-        except ConfigurationError:
-            return None
-        except SerializationError:
-            log.exception("run %s is left out of the results", run_id)
-            return None
-        schema = run.config.output_schema
+    def _note(self, schema: dict[str, Any] | None) -> None:
         if schema is not self._schema:
             self._schema = schema
             # A new object: readers notice it.
             self.properties = {**self.properties, **_properties(schema)}
-        return result if result.lifecycle.is_terminal else None
 
 
 def _properties(schema: dict[str, Any] | None) -> dict[str, Any]:

@@ -159,7 +159,8 @@ class AsyncBatch:
     async def _reader(self, known: Mapping[str, datetime | None] | None = None) -> BatchResults:
         client = await self._session.open()
         tick = client.quiet_of_batch(self.id).tick
-        return BatchResults(self._manifest, client.store.batches, client.store.runs, tick, known)
+        store = client.store
+        return BatchResults(self._manifest, store.batches, store.results, tick, known)
 
     async def table(
         self,
