@@ -64,6 +64,7 @@ log = logging.getLogger(__name__)
 
 SHORTEST_WAIT = 0.05
 LONGEST_WAIT = 1.0
+LEFT_PER_SECOND = 2_000
 READ_AT_ONCE = 100
 ROWS_AT_ONCE = 500
 Results = AsyncGenerator[AgentRunResult, None]
@@ -79,6 +80,7 @@ class Tick(Protocol):
 class Pause:
     """Waits between polls: briefly while there is progress, up to a second without.
 
+    It is longer where many runs are `left`: then a poll finds many together, and the end is far.
     `tick` learns of each poll whether it found nothing.
     """
 
@@ -86,9 +88,10 @@ class Pause:
         self._seconds = SHORTEST_WAIT
         self._tick = tick
 
-    async def wait(self, *, idle: bool) -> None:
+    async def wait(self, *, idle: bool, left: int = 0) -> None:
         """Wait; longer than the last time if nothing was found."""
-        self._seconds = min(self._seconds * 1.5, LONGEST_WAIT) if idle else SHORTEST_WAIT
+        seconds = self._seconds * 1.5 if idle else SHORTEST_WAIT
+        self._seconds = min(max(seconds, left / LEFT_PER_SECOND), LONGEST_WAIT)
         if self._tick:
             await self._tick(idle=idle)
         await asyncio.sleep(self._seconds)
@@ -124,22 +127,21 @@ class BatchResults:
         """
         batch_id = self._manifest.batch_id
         places: dict[int, int] = {}
-        pause = Pause(self._tick)
+        seen, pause = 0, Pause(self._tick)
         while True:
             # In this order: what is sealed gets no more runs, and a run that is not open any
             # more is in the index when that is read afterwards.
             over = not follow or await self._is_over()
             found = await self._batches.ended_after(batch_id, places, READ_AT_ONCE)
-            for ended in found:
-                async for result in self._read(ended.run_ids, failed=failed):
-                    yield result
-                places[ended.shard] = ended.place
-            if not found:
-                if over:
-                    return
-                await pause.wait(idle=True)
-            elif not over and sum(len(ended.run_ids) for ended in found) < READ_AT_ONCE:
-                await pause.wait(idle=False)
+            run_ids = [run_id for ended in found for run_id in ended.run_ids]
+            async for result in self._read(run_ids, failed=failed):
+                yield result
+            places |= {ended.shard: ended.place for ended in found}
+            seen += len(run_ids)
+            if over and not found:
+                return
+            if not over and len(run_ids) < READ_AT_ONCE:
+                await pause.wait(idle=not found, left=self._manifest.rows - seen)
 
     async def in_order(self, *, follow: bool, failed: bool) -> Results:
         """Yield results in the order of the lines; a line that was skipped is left out."""
@@ -164,8 +166,8 @@ class BatchResults:
             async for result in self._read(ended, failed=failed):
                 yield result
             row += ready
-            if ready == 0:
-                await pause.wait(idle=True)
+            if ready < len(rows):
+                await pause.wait(idle=ready == 0)
 
     async def _is_over(self) -> bool:
         """Whether no more results come: no run is open or created, or the batch is held."""

@@ -238,7 +238,7 @@ class AsyncBatch:
                     if progress.halted:
                         log.warning("batch %s is %s", self.id, progress.held_text)
                     return progress
-                await pause.wait(idle=progress.done == done)
+                await pause.wait(idle=progress.done == done, left=progress.open)
                 done = progress.done
 
     async def _waits(self) -> str:
