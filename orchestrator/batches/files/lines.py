@@ -235,7 +235,8 @@ def parse_metadata(value: Any) -> dict[str, Any]:
     if not (metadata := _object(value, "metadata")):
         return {}
     check_nesting(metadata, "metadata")
-    return stored_form(metadata, METADATA_LIMIT, "metadata")
+    stored: dict[str, Any] = stored_form(metadata, METADATA_LIMIT, "metadata")
+    return stored
 
 
 def check_size(size: int, limit: int, name: str) -> None:
