@@ -129,7 +129,7 @@ def result_of(
         newest = [logged.result for logged in log if logged.execution == execution]
         last = last_error(newest, open_attempts(header, lost))
     ended = header.get("ended")
-    return AgentRunResult.model_construct(
+    return AgentRunResult(
         run_id=run_id,
         agent_name=header["agent"],
         model=config.model,

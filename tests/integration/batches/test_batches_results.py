@@ -216,6 +216,8 @@ async def test_results_of_a_batch_are_those_of_its_runs_one_by_one(
     alone = [await fleet.runs.result(run_id_of(batch.id, row)) for row in range(4)]
     assert [as_line(full(one)) for one in found] == [as_line(full(one)) for one in alone]
     assert found == alone
+    names = ["id", *AgentRunResult.model_fields]  # an unfinished line is known by its beginning
+    assert [list(full(one))[: len(names)] for one in found] == [names] * 4
     assert [len(one.lost_attempts) for one in found] == [0, 1, 0, 0]
     assert [one.steps_used for one in found] == [1, 1, 2, 0]
 
