@@ -39,9 +39,11 @@ class RunResults(Gateway):
                     continue
                 try:
                     config = await self._configs.of_run(header)
-                    yield _result(run_id, header, config, *log_and_lost), config
+                    result = _result(run_id, header, config, *log_and_lost)
                 except SerializationError:
                     log.exception("run %s is left out of the results", run_id)
+                else:
+                    yield result, config
 
     async def _logs(self, part: Sequence[Found]) -> list[tuple[Fields, Fields] | None]:
         """Return runs' steps and lost attempts; None for a run that has not ended as it had."""
