@@ -4,18 +4,18 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Protocol
 
-from pydantic.alias_generators import to_snake
+from pydantic import alias_generators
 
 from stepfleet.orchestrator.batches.files.tables import as_json
-from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import NOT_COMPLETED, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import Batches, run_id_of
-from stepfleet.orchestrator.store.runs.reading import RunReader
+from stepfleet.orchestrator.store.runs.results import RunResults
 from stepfleet.orchestrator.tools.schemas.handles import handle_of
 
 
@@ -27,11 +27,15 @@ def as_line(data: dict[str, Any]) -> bytes:
         return as_json(data).encode("utf-8", "replace") + b"\n"
 
 
+_in_snake_case = lru_cache(maxsize=1_000)(alias_generators.to_snake)
+"""The names are few: those of the figures that criteria compare."""
+
+
 def full(result: AgentRunResult) -> dict[str, Any]:
     """Return all fields of a result, the line's own id first; all names are in snake_case."""
     data = result.to_dict()
     for one in (data["outcome"] or {}).get("evaluations", ()):
-        one["context"] = {to_snake(name): value for name, value in one["context"].items()}
+        one["context"] = {_in_snake_case(name): value for name, value in one["context"].items()}
     return {"id": result.line_id or result.run_id, **data}
 
 
@@ -60,6 +64,7 @@ log = logging.getLogger(__name__)
 
 SHORTEST_WAIT = 0.05
 LONGEST_WAIT = 1.0
+LEFT_PER_SECOND = 2_000
 READ_AT_ONCE = 100
 ROWS_AT_ONCE = 500
 Results = AsyncGenerator[AgentRunResult, None]
@@ -75,6 +80,7 @@ class Tick(Protocol):
 class Pause:
     """Waits between polls: briefly while there is progress, up to a second without.
 
+    It is longer where many runs are `left`: then a poll finds many together, and the end is far.
     `tick` learns of each poll whether it found nothing.
     """
 
@@ -82,9 +88,10 @@ class Pause:
         self._seconds = SHORTEST_WAIT
         self._tick = tick
 
-    async def wait(self, *, idle: bool) -> None:
+    async def wait(self, *, idle: bool, left: int = 0) -> None:
         """Wait; longer than the last time if nothing was found."""
-        self._seconds = min(self._seconds * 1.5, LONGEST_WAIT) if idle else SHORTEST_WAIT
+        seconds = self._seconds * 1.5 if idle else SHORTEST_WAIT
+        self._seconds = min(max(seconds, left / LEFT_PER_SECOND), LONGEST_WAIT)
         if self._tick:
             await self._tick(idle=idle)
         await asyncio.sleep(self._seconds)
@@ -100,7 +107,7 @@ class BatchResults:
         self,
         manifest: Manifest,
         batches: Batches,
-        runs: RunReader,
+        results: RunResults,
         tick: Tick,
         known: Mapping[str, datetime | None] | None = None,
     ) -> None:
@@ -110,7 +117,7 @@ class BatchResults:
         self._schema: dict[str, Any] | None = None
         self._manifest = manifest
         self._batches = batches
-        self._runs = runs
+        self._results = results
         self._tick = tick
 
     async def as_they_end(self, *, follow: bool, failed: bool) -> Results:
@@ -120,22 +127,21 @@ class BatchResults:
         """
         batch_id = self._manifest.batch_id
         places: dict[int, int] = {}
-        pause = Pause(self._tick)
+        seen, pause = 0, Pause(self._tick)
         while True:
             # In this order: what is sealed gets no more runs, and a run that is not open any
             # more is in the index when that is read afterwards.
             over = not follow or await self._is_over()
             found = await self._batches.ended_after(batch_id, places, READ_AT_ONCE)
-            for ended in found:
-                async for result in self._read(ended.run_ids, failed=failed):
-                    yield result
-                places[ended.shard] = ended.place
-            if not found:
-                if over:
-                    return
-                await pause.wait(idle=True)
-            elif not over and sum(len(ended.run_ids) for ended in found) < READ_AT_ONCE:
-                await pause.wait(idle=False)
+            run_ids = [run_id for ended in found for run_id in ended.run_ids]
+            async for result in self._read(run_ids, failed=failed):
+                yield result
+            places |= {ended.shard: ended.place for ended in found}
+            seen += len(run_ids)
+            if over and not found:
+                return
+            if not over and len(run_ids) < READ_AT_ONCE:
+                await pause.wait(idle=not found, left=self._manifest.rows - seen)
 
     async def in_order(self, *, follow: bool, failed: bool) -> Results:
         """Yield results in the order of the lines; a line that was skipped is left out."""
@@ -160,8 +166,8 @@ class BatchResults:
             async for result in self._read(ended, failed=failed):
                 yield result
             row += ready
-            if ready == 0:
-                await pause.wait(idle=True)
+            if ready < len(rows):
+                await pause.wait(idle=ready == 0)
 
     async def _is_over(self) -> bool:
         """Whether no more results come: no run is open or created, or the batch is held."""
@@ -182,9 +188,9 @@ class BatchResults:
             if failed:
                 chunk = await self._batches.in_states(chunk, NOT_COMPLETED)
             chunk = await self._unknown(chunk)
-            for result in await asyncio.gather(*(self._result(run_id) for run_id in chunk)):
-                if result is not None:
-                    yield result
+            async for result, config in self._results.read(chunk):
+                self._note(config.output_schema)
+                yield result
 
     async def _unknown(self, run_ids: list[str]) -> list[str]:
         known = [run_id for run_id in run_ids if self._known.get(run_id)]
@@ -194,22 +200,11 @@ class BatchResults:
         same = {run_id for run_id, ended in ends if ended == self._known[run_id]}
         return [run_id for run_id in run_ids if run_id not in same]
 
-    async def _result(self, run_id: str) -> AgentRunResult | None:
-        """Return an ended run's result; None when it is gone, or was retried meanwhile."""
-        try:
-            run = await self._runs.get(run_id)
-            result = run.result()
-        except ConfigurationError:
-            return None
-        except SerializationError:
-            log.exception("run %s is left out of the results", run_id)
-            return None
-        schema = run.config.output_schema
+    def _note(self, schema: dict[str, Any] | None) -> None:
         if schema is not self._schema:
             self._schema = schema
             # A new object: readers notice it.
             self.properties = {**self.properties, **_properties(schema)}
-        return result if result.lifecycle.is_terminal else None
 
 
 def _properties(schema: dict[str, Any] | None) -> dict[str, Any]:

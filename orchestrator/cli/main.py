@@ -4,9 +4,11 @@ A command's module is imported when the command is called: help and completion a
 A user's error is a message with its fix and exit code 2; only our own faults show a traceback.
 """
 
+import gc
 import os
 import re
 import sys
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -89,7 +91,8 @@ _WORDS = (
         "name the agent that continues: --agent",
     ),
 )
-_HELP = {"help_option_names": ["-h", "--help"]}
+_HELP_OPTIONS = ["-h", "--help"]
+_HELP = {"help_option_names": _HELP_OPTIONS}
 
 
 class Command(TyperCommand):
@@ -99,11 +102,18 @@ class Command(TyperCommand):
         super().__init__(name, help=line, rich_help_panel=heading, hidden=heading is None)
         self._module = module
 
-    def load(self) -> Any:
-        """Return the command itself: the function or the `Typer` of that name in its module."""
-        from stepfleet.orchestrator.cli.signatures import commands_of  # noqa: PLC0415 - when named
+    def load(self, *, runs: bool = False) -> Any:
+        """Return the command itself: the function or the `Typer` of that name in its module.
 
-        found = commands_of(self._module)[str(self.name)]
+        One that `runs` is imported; for help its options are read from the source.
+        """
+        if runs:
+            known = vars(import_module(f"{__package__}.{self._module}"))
+        else:
+            from stepfleet.orchestrator.cli.signatures import commands_of  # noqa: PLC0415 - for help
+
+            known = commands_of(self._module)
+        found = known[str(self.name)]
         if isinstance(found, typer.Typer):
             return typer.main.get_group(found)
         app = typer.Typer(add_completion=False, context_settings=_HELP)
@@ -114,7 +124,12 @@ class Command(TyperCommand):
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
         """Return the context of the command itself, which then runs."""
-        return self.load().make_context(info_name, args, parent, **extra)
+        asks = not args or extra.get("resilient_parsing") or not set(args).isdisjoint(_HELP_OPTIONS)
+        command = self.load(runs=not asks)
+        if not gc.isenabled():
+            gc.freeze()  # what modules have made stays
+            gc.enable()
+        return command.make_context(info_name, args, parent, **extra)
 
 
 class Commands(TyperGroup):
@@ -183,6 +198,7 @@ def _end(code: int | None, **_options: object) -> None:
 
 def main() -> None:
     """Run the command that the arguments name; ends the process."""
+    gc.disable()  # a tenth of all imports; `Command` enables it again
     try:
         build()()
     except KeyboardInterrupt:

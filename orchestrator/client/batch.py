@@ -159,7 +159,8 @@ class AsyncBatch:
     async def _reader(self, known: Mapping[str, datetime | None] | None = None) -> BatchResults:
         client = await self._session.open()
         tick = client.quiet_of_batch(self.id).tick
-        return BatchResults(self._manifest, client.store.batches, client.store.runs, tick, known)
+        store = client.store
+        return BatchResults(self._manifest, store.batches, store.results, tick, known)
 
     async def table(
         self,
@@ -237,7 +238,7 @@ class AsyncBatch:
                     if progress.halted:
                         log.warning("batch %s is %s", self.id, progress.held_text)
                     return progress
-                await pause.wait(idle=progress.done == done)
+                await pause.wait(idle=progress.done == done, left=progress.open)
                 done = progress.done
 
     async def _waits(self) -> str:

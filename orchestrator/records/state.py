@@ -117,6 +117,27 @@ class Used(Record):
         return 0
 
 
+class _TimeOfExecution(_ExecutionNumber):
+    cumulative_execution_seconds: float = 0.0
+
+
+class EndState(Record):
+    """A stored state of which only that is read which the run's result has."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    info: _TimeOfExecution
+    parent_agent_id: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    session_usage: UsageStats = UsageStats()
+    session_cost_usd: float = 0.0
+    session_below_usage: UsageStats = UsageStats()
+    session_below_cost_usd: float = 0.0
+    last_output: str | None = None
+    answer: RunAnswer | None = None
+    last_continuation_outcome: ContinuationOutcome | None = None
+
+
 class LastStep(Record):
     """The facts of the newest step, for criteria."""
 

@@ -216,9 +216,11 @@ class LoggedStep(Record):
     @property
     def priced_result(self) -> StepResult:
         """The step, marked where its cost is by the default price."""
-        if not self.default_priced:
-            return self.result
-        return self.result.model_copy(update={"price_estimated": True})
+        return _priced(self.result, self.default_priced)
+
+
+def _priced(result: StepResult, default_priced: Sequence[str]) -> StepResult:
+    return result.model_copy(update={"price_estimated": True}) if default_priced else result
 
 
 class _Unread(Record):
@@ -242,6 +244,28 @@ class StepMessages(Record):
     remembered: _Unread | None = None
     default_priced: tuple[str, ...] = ()
     handoff: _Unread | None = None
+
+
+class LoggedResult(Record):
+    """A logged step as results of runs have it: without its messages.
+
+    All fields are known by name, so that a record of a later release is refused.
+    """
+
+    result: StepResult
+    messages: tuple[_Unread, ...] = ()
+    outcome: _Unread | None = None
+    execution: int = 1
+    committed_at: str | None = None
+    progress: _Unread | None = None
+    remembered: _Unread | None = None
+    default_priced: tuple[str, ...] = ()
+    handoff: HandedOver | None = None
+
+    @property
+    def priced_result(self) -> StepResult:
+        """The step, marked where its cost is by the default price."""
+        return _priced(self.result, self.default_priced)
 
 
 _OF_REASONERS = frozenset({"contract", "planning", "strategy"})
@@ -273,7 +297,7 @@ class LoggedErrors(Record):
 
 
 def by_agents(
-    log: Sequence[LoggedStep],
+    log: Sequence[LoggedStep | LoggedResult],
 ) -> tuple[tuple[StepResult, ...], tuple[Handoff, ...]]:
     """Return the steps of a log, and its hand-offs; with these, the steps name their agents."""
     agent = next((one.handoff.by.name for one in log if one.handoff), "")

@@ -25,9 +25,17 @@ from stepfleet.orchestrator.records.memory_window import Remembered, Window
 from stepfleet.orchestrator.records.outcome import ContinuationOutcome
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import LostAttempt
-from stepfleet.orchestrator.records.state import AgentState, HandOff, Lifecycle, ToolResults, Used
+from stepfleet.orchestrator.records.state import (
+    AgentState,
+    EndState,
+    HandOff,
+    Lifecycle,
+    ToolResults,
+    Used,
+)
 from stepfleet.orchestrator.records.steps import (
     LoggedErrors,
+    LoggedResult,
     LoggedStep,
     RunAgent,
     StepMessages,
@@ -256,6 +264,15 @@ def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> 
         return [_with_outcome(step, outcomes) for step in log] if outcomes else log
 
 
+def load_results(fields: Fields, first: int = 0) -> list[LoggedResult]:
+    """Return the same steps without their messages, as results of runs have them.
+
+    Raises `SerializationError` when a record cannot be read.
+    """
+    with _reading():
+        return [LoggedResult.from_json(step) for step in _steps(fields, first)]
+
+
 def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
     """Return the parts of the same steps that a claim needs: messages, and calls to look up.
 
@@ -410,6 +427,15 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
             "stop_requested": note if header.get("want") == Want.CANCEL else None,
         }
         return state.model_copy(update=update)
+
+
+def load_end(header: Fields) -> EndState:
+    """Return what a result has of an ended run's state. Raises `SerializationError`."""
+    check_version(header)
+    with _reading():
+        state = EndState.from_json(unpacked(header["slim"]))
+    outcome = load_outcome(header.get("outcome"))
+    return state.model_copy(update={"last_continuation_outcome": outcome}) if outcome else state
 
 
 def load_journal(fields: Fields) -> Journal:

@@ -47,6 +47,7 @@ from stepfleet.orchestrator.store.runs.control import Control, Purging
 from stepfleet.orchestrator.store.runs.links import Dependents, Links
 from stepfleet.orchestrator.store.runs.listing import RunLists
 from stepfleet.orchestrator.store.runs.reading import RunReader
+from stepfleet.orchestrator.store.runs.results import RunResults
 from stepfleet.orchestrator.store.runs.steps import IsolationMarks, StepStore
 from stepfleet.orchestrator.store.runs.submission import RunSubmission
 from stepfleet.orchestrator.store.runs.timeline import Timelines
@@ -91,6 +92,11 @@ class Store(Opened):
     def runs(self) -> RunReader:
         """Single runs, and why some failed."""
         return RunReader(self)
+
+    @cached_property
+    def results(self) -> RunResults:
+        """Results of many ended runs."""
+        return RunResults(self)
 
     @cached_property
     def lists(self) -> RunLists:

@@ -75,7 +75,8 @@ def read_object(raw: bytes) -> dict[str, Any]:
         msg = f'is {_kind(data)}, not an object; write {{"id": "1", "input": "..."}}'
         raise ConfigurationError(msg)
     for name, value in data.items():
-        check_nesting(value, name)
+        if isinstance(value, dict | list):
+            check_nesting(value, name)
     return data
 
 
@@ -231,9 +232,11 @@ def parse_input(value: Any, name: str) -> tuple[Message, ...]:
 
 def parse_metadata(value: Any) -> dict[str, Any]:
     """Return a run's metadata, a JSON object of at most 64 KiB."""
-    metadata = _object(value, "metadata")
+    if not (metadata := _object(value, "metadata")):
+        return {}
     check_nesting(metadata, "metadata")
-    return stored_form(metadata, METADATA_LIMIT, "metadata") if metadata else {}
+    stored: dict[str, Any] = stored_form(metadata, METADATA_LIMIT, "metadata")
+    return stored
 
 
 def check_size(size: int, limit: int, name: str) -> None:

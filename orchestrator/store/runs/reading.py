@@ -30,8 +30,14 @@ from stepfleet.orchestrator.records.run.results import (
     RunStatus,
     run_status,
 )
-from stepfleet.orchestrator.records.state import NOT_COMPLETED, AgentState, Lifecycle
-from stepfleet.orchestrator.records.steps import LoggedStep, RunAgent, StepResult, by_agents
+from stepfleet.orchestrator.records.state import NOT_COMPLETED, AgentState, EndState, Lifecycle
+from stepfleet.orchestrator.records.steps import (
+    LoggedResult,
+    LoggedStep,
+    RunAgent,
+    StepResult,
+    by_agents,
+)
 from stepfleet.orchestrator.store.codec import (
     MESSAGES,
     Fields,
@@ -102,50 +108,60 @@ class StoredRun:
 
     def result(self) -> AgentRunResult:
         """Return the run's result, as far as it has come."""
-        header, state = self.header, self.state
-        steps, handoffs = by_agents(self.log)
-        reason = StopReason(header["stop_reason"]) if header.get("stop_reason") else None
-        ended = header.get("ended")
-        started = header.get("execution_started") or header["created"]
-        status = run_status(reason) if reason else None
-        return AgentRunResult(
-            run_id=self.run_id,
-            agent_name=self.agent,
-            model=self.config.model,
-            lifecycle=state.status,
-            stop_reason=reason,
-            status=status,
-            output=state.last_output,
-            structured=state.answer.structured if state.answer else None,
-            schema_name=state.answer.schema_name if state.answer else None,
-            steps=steps,
-            handoffs=handoffs,
-            usage=state.session_usage,
-            cost_usd=state.session_cost_usd,
-            below_usage=state.session_below_usage,
-            below_cost_usd=state.session_below_cost_usd,
-            cumulative_execution_seconds=state.info.cumulative_execution_seconds,
-            start_time=moment(started),
-            end_time=moment(ended) if ended else None,
-            error=header.get("error") or None,
-            last_error=None if status in _WITHOUT_ERROR else self._last_error(),
-            max_iterations=self.config.max_steps,
-            batch_id=header.get("batch") or None,
-            line_id=header.get("line") or None,
-            row=int(header["row"]) if header.get("row") else None,
-            parent_agent_id=state.parent_agent_id,
-            origin=RunOrigin.from_json(header["origin"]) if header.get("origin") else None,
-            metadata=state.metadata,
-            tenant=header.get("tenant"),
-            outcome=state.last_continuation_outcome,
-            lost_attempts=self.lost,
-            price_estimated=header.get("guessed") == "1",
-        )
+        return result_of(self.run_id, self.header, self.config, self.state, self.log, self.lost)
 
-    def _last_error(self) -> LastError | None:
-        execution = self.state.info.execution
-        steps = [logged.result for logged in self.log if logged.execution == execution]
-        return last_error(steps, open_attempts(self.header, self.lost))
+
+def result_of(
+    run_id: str,
+    header: Fields,
+    config: AgentConfig,
+    state: AgentState | EndState,
+    log: Sequence[LoggedStep | LoggedResult],
+    lost: tuple[LostAttempt, ...],
+) -> AgentRunResult:
+    """Return the result of a run, as far as it has come. Pure."""
+    steps, handoffs = by_agents(log)
+    reason = StopReason(header["stop_reason"]) if header.get("stop_reason") else None
+    status = run_status(reason) if reason else None
+    last = None
+    if status not in _WITHOUT_ERROR:
+        execution = state.info.execution
+        newest = [logged.result for logged in log if logged.execution == execution]
+        last = last_error(newest, open_attempts(header, lost))
+    ended = header.get("ended")
+    return AgentRunResult(
+        run_id=run_id,
+        agent_name=header["agent"],
+        model=config.model,
+        lifecycle=Lifecycle(header["status"]),
+        stop_reason=reason,
+        status=status,
+        output=state.last_output,
+        structured=state.answer.structured if state.answer else None,
+        schema_name=state.answer.schema_name if state.answer else None,
+        steps=steps,
+        handoffs=handoffs,
+        usage=state.session_usage,
+        cost_usd=state.session_cost_usd,
+        below_usage=state.session_below_usage,
+        below_cost_usd=state.session_below_cost_usd,
+        cumulative_execution_seconds=state.info.cumulative_execution_seconds,
+        start_time=moment(header.get("execution_started") or header["created"]),
+        end_time=moment(ended) if ended else None,
+        error=header.get("error") or None,
+        last_error=last,
+        max_iterations=config.max_steps,
+        batch_id=header.get("batch") or None,
+        line_id=header.get("line") or None,
+        row=int(header["row"]) if header.get("row") else None,
+        parent_agent_id=state.parent_agent_id,
+        origin=RunOrigin.from_json(header["origin"]) if header.get("origin") else None,
+        metadata=state.metadata,
+        tenant=header.get("tenant"),
+        outcome=state.last_continuation_outcome,
+        lost_attempts=lost,
+        price_estimated=header.get("guessed") == "1",
+    )
 
 
 def next_attempt(
@@ -294,7 +310,7 @@ class RunReader(Gateway):
             if count
         )
         replies = iter(await self._connection.execute_all(*reads))
-        return [_by_number(next(replies)) if count else {} for _, count in steps]
+        return [by_number(next(replies)) if count else {} for _, count in steps]
 
     async def failed(self, run_ids: Sequence[str]) -> list[FailedRun]:
         """Return the runs that have ended and did not complete, in this order.
@@ -444,7 +460,8 @@ def in_parts(found: Iterable[Found]) -> Iterator[list[Found]]:
         yield part
 
 
-def _by_number(reply: Sequence[str | None]) -> Fields:
+def by_number(reply: Sequence[str | None]) -> Fields:
+    """Return the steps of a log that are there, by their numbers."""
     return {str(number): step for number, step in enumerate(reply) if step is not None}
 
 

@@ -14,8 +14,10 @@ from stepfleet.orchestrator import (
     RunStatus,
     StopReason,
 )
+from stepfleet.orchestrator.batches.results import as_line, full
 from stepfleet.orchestrator.client.fleet import AsyncBatch
 from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.runs import reading
 
 AGENT = plain_agent(max_steps=2)
 
@@ -30,8 +32,12 @@ async def submitted(fleet: AsyncFleet, count: int) -> AsyncBatch:
 
 async def complete(desk: Bench, batch: AsyncBatch, *rows: int) -> None:
     for row in rows:
-        claim = await desk.claim(run_id_of(batch.id, row))
-        assert (await desk.commit(claim, answered(claim, text=f"answer {row}"))).applied
+        await complete_at(desk, batch, row, 0)
+
+
+async def complete_at(desk: Bench, batch: AsyncBatch, row: int, step: int) -> None:
+    claim = await desk.claim(run_id_of(batch.id, row), step)
+    assert (await desk.commit(claim, answered(claim, text=f"answer {row}"))).applied
 
 
 async def fail(desk: Bench, batch: AsyncBatch, row: int, step: int = 0) -> None:
@@ -190,6 +196,45 @@ async def test_results_are_there_for_a_client_that_comes_later(redis_url: str, d
         (result,) = await collect(await second.batches.get(batch.id))
         assert result == await second.runs.result(run_id_of(batch.id, 0))
         assert result.output == "answer 0"
+
+
+async def test_results_of_a_batch_are_those_of_its_runs_one_by_one(
+    fleet: AsyncFleet, desk: Bench
+) -> None:
+    lines = [{"id": f"q{n}", "input": "é \u2028", "metadata": {"ü": n}} for n in range(5)]
+    batch = await fleet.submit_batch(lines, AGENT, tenant="acme", max_steps=7)
+    await complete(desk, batch, 0)
+    await fail(desk, batch, 1)
+    assert await batch.retry() == 1  # a lost attempt
+    claim = await desk.claim(run_id_of(batch.id, 1))
+    await desk.commit(claim, called(claim, error=True))
+    claim = await desk.claim(run_id_of(batch.id, 2))
+    await desk.commit(claim, called(claim))
+    await complete_at(desk, batch, 2, step=1)
+    await fleet.runs.cancel(run_id_of(batch.id, 3))
+    found = await collect(batch, follow=False, ordered=True)
+    alone = [await fleet.runs.result(run_id_of(batch.id, row)) for row in range(4)]
+    assert [as_line(full(one)) for one in found] == [as_line(full(one)) for one in alone]
+    assert found == alone
+    names = ["id", *AgentRunResult.model_fields]  # an unfinished line is known by its beginning
+    assert [list(full(one))[: len(names)] for one in found] == [names] * 4
+    assert [len(one.lost_attempts) for one in found] == [0, 1, 0, 0]
+    assert [one.steps_used for one in found] == [1, 1, 2, 0]
+
+
+async def test_a_run_that_goes_on_while_its_result_is_read_is_left_out(
+    fleet: AsyncFleet, desk: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its header and its steps would be of two executions."""
+    monkeypatch.setattr(reading, "STEPS", 1)
+    batch = await submitted(fleet, 3)
+    run_ids = list(batch.run_ids())
+    for row in range(3):
+        await fail(desk, batch, row)
+    results = desk.opened.results.read(run_ids)
+    assert (await anext(results))[0].row == 0
+    await fleet.runs.retry(run_ids[1])
+    assert [one.row async for one, _ in results] == [2]
 
 
 async def test_waiting_for_a_batch_ends_with_its_last_run(fleet: AsyncFleet, desk: Bench) -> None:

@@ -87,6 +87,18 @@ def test_help_of_no_command_loads_what_its_body_needs() -> None:
     assert done.stdout.count("Usage") == len(SHOWN) + len(OLD_WORDS)
 
 
+def test_garbage_is_collected_again_when_a_command_runs() -> None:
+    probe = (
+        "import atexit, gc, sys; from stepfleet.orchestrator.cli import main\n"
+        "atexit.register(lambda: print(gc.isenabled(), 'celery' in sys.modules))\n"
+        "sys.argv = ['stepfleet', 'results', 'x', '--out', '/nowhere/x', '--slim']; main()"
+    )
+    done = python(probe)
+
+    assert "/nowhere/x cannot be written" in done.stderr
+    assert done.stdout.splitlines() == ["True True"]
+
+
 @pytest.mark.parametrize("command", ["run", "status", "checkpoints restore"])
 def test_completion_of_options_does_not_load_the_client(command: str) -> None:
     probe = (
