@@ -34,6 +34,7 @@ from kombu.utils.compat import detect_environment
 
 from stepfleet.worker.engine import bridge, transport
 from stepfleet.worker.engine.loop_thread import LoopThread
+from stepfleet.worker.engine.pool.direct import direct_call
 from stepfleet.worker.engine.pool.job import GRACE_SECONDS, Callbacks, Limits, PoolJob, follow_jobs
 
 _GREENLET_POOLS = ("gevent", "eventlet")
@@ -309,9 +310,9 @@ class Pool(BasePool):
             soft=options.get("soft_timeout") or self.options.get("soft_timeout"),
             hard=options.get("timeout") or self.options.get("timeout"),
         )
-        job = PoolJob(
-            partial(target, *args, **(kwargs or {})), callbacks, limits, self, self._thread.loop
-        )
+        body, loop = partial(target, *args, **(kwargs or {})), self._thread.loop
+        direct = direct_call(getattr(callbacks.succeeded, "__self__", None))
+        job = PoolJob(body, callbacks, limits, self, loop, direct)
         self._in_slots_thread(self._admit, job)
         return job
 
