@@ -206,6 +206,8 @@ class Pool(BasePool):
         self._slots: Slots[PoolJob] = Slots(limit or 1)
         self._outbox = DirectOutbox() if self.options.get("threads", True) else HubOutbox()
         self._thread: LoopThread | None = None
+        self._starting: deque[PoolJob] = deque()
+        self._starts_are_due = False
         self._scaler: Any = None
         self._completed = 0
         self._abandoned = 0
@@ -324,15 +326,25 @@ class Pool(BasePool):
 
     def _admit(self, job: PoolJob) -> None:
         self._slots.queue(job)
-        self._start_waiting()
+        self._start_waiting(job)
 
-    def _start_waiting(self) -> None:
+    def _start_waiting(self, new: PoolJob | None = None) -> None:
+        """Start what gets a slot; Celery has just looked whether `new` was revoked."""
         while self._thread is not None and (job := self._slots.take()) is not None:
-            if _was_revoked(job):
+            if job is not new and _was_revoked(job):
                 self._slots.free(job)
                 continue
             self._report(job.callbacks.accepted, os.getpid(), time.monotonic())
-            self._thread.submit(job.begin)
+            self._starting.append(job)
+            if not self._starts_are_due:
+                self._starts_are_due = True
+                self._thread.submit(self._begin_jobs)
+
+    def _begin_jobs(self) -> None:
+        """Called in the loop's thread, once for all jobs that get a slot meanwhile."""
+        self._starts_are_due = False
+        for _ in range(len(self._starting)):
+            self._starting.popleft().begin()
 
     # ------------------------------------------------------------------ reports of jobs
 

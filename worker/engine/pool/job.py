@@ -49,7 +49,7 @@ GRACE_SECONDS = 5.0
 """How long a task that was ended keeps its slot while it cleans up; afterwards it is abandoned."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Callbacks:
     """Celery's callbacks for one request; called in the worker's thread only."""
 
@@ -59,7 +59,7 @@ class Callbacks:
     timed_out: Callable[[bool, float], object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Limits:
     """Seconds after which a task is interrupted (soft), and after which it is ended (hard)."""
 
