@@ -20,6 +20,8 @@ from functools import partial
 from typing import Any
 
 from celery import signals
+from celery.events.dispatcher import EventDispatcher
+from celery.utils.time import utcoffset
 from celery.worker.consumer import Consumer
 from celery.worker.state import maybe_shutdown
 
@@ -36,9 +38,49 @@ LONGEST_PAUSE = 3.0
 STEADY_SECONDS = 5.0
 """A connection that lasted this long was good: the next pause begins small again."""
 
+TASKS = "task"
+TASKS_EVENT = "task-"
+CELERYS_EVENTS = "celery.events.dispatcher:EventDispatcher"
 EVENTS_PER_BUNDLE = 500
 EVENTS_SECONDS = 0.1
 """How long a task event waits for others."""
+
+
+class TaskEvents(EventDispatcher):
+    """Celery's dispatcher of events; a task's cost less, as a worker sends three for each."""
+
+    _utcoffset = 0
+
+    def send(self, type: str, **fields: Any) -> Any:  # noqa: A002 Celery's name
+        """Send an event, those of tasks with the next bundle."""
+        if not type.startswith(TASKS_EVENT) or TASKS not in self.buffer_group or self.groups:
+            return super().send(type, **fields)
+        if not self.enabled:
+            return None
+        bundle = self._group_buffer[TASKS]
+        if not bundle:
+            self._utcoffset = utcoffset()
+        fields.update(
+            type=type,
+            timestamp=time.time(),
+            hostname=self.hostname,
+            utcoffset=self._utcoffset,
+            pid=self.pid,
+            clock=self.clock.forward(),
+        )
+        bundle.append(fields)
+        if len(bundle) >= self.buffer_limit:
+            self.flush()
+        elif self.on_send_buffered:
+            self.on_send_buffered()
+        return None
+
+    def keep(self) -> None:
+        """Leave what is not sent to the dispatcher of the next connection."""
+        bundle = self._group_buffer[TASKS]
+        if bundle:
+            self._outbound_buffer.append((list(bundle), f"{TASKS}.multi"))
+            bundle.clear()
 
 
 class ResilientConsumer(Consumer):
@@ -52,6 +94,9 @@ class ResilientConsumer(Consumer):
         self._events_are_due = False
         for name in (KOMBUS_LOG, REQUESTS_LOG):
             logging.getLogger(name).addFilter(is_worth_logging)
+        events = kwargs["app"].events
+        if events.dispatcher_cls == CELERYS_EVENTS:
+            events.dispatcher_cls = TaskEvents
         super().__init__(*args, **kwargs)
 
     def on_ready(self) -> None:
@@ -92,7 +137,8 @@ class ResilientConsumer(Consumer):
     def on_connection_error_after_connected(self, exc: Exception) -> None:
         """Close the connection, and log once that it was lost."""
         self._lost(exc)
-        self._flush_events()  # what cannot be sent is kept for the next connection
+        if isinstance(self.event_dispatcher, TaskEvents):
+            self.event_dispatcher.keep()
         celerys = logging.getLogger(CELERYS_LOG)
         celerys.addFilter(_is_no_warning)
         try:

@@ -53,6 +53,9 @@ def examine(raw: bytes) -> dict[str, Any]:
         _examine_task(headers, content)
     else:
         _examine_other(content)
+    if body:
+        message["body"] = body
+        properties.pop("body_encoding", None)
     message[DECODED] = None if LONG_NUMBER.search(body) else content
     return message  # type: ignore[no-any-return]
 
