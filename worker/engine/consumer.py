@@ -42,7 +42,7 @@ TASKS = "task"
 TASKS_EVENT = "task-"
 CELERYS_EVENTS = "celery.events.dispatcher:EventDispatcher"
 EVENTS_PER_BUNDLE = 500
-EVENTS_SECONDS = 0.1
+EVENTS_SECONDS = 0.25
 """How long a task event waits for others."""
 
 

@@ -233,10 +233,12 @@ class _Ended:
 
     async def again(self) -> object:
         """Return or raise it, once."""
-        error, self.error = self.error, None
-        if error is not None:
-            raise error
-        return self.value
+        if self.error is None:
+            return self.value
+        try:
+            raise self.error
+        finally:
+            self.error = None  # whose traceback names this frame
 
 
 async def _ended(awaitable: Awaitable[object]) -> _Ended:

@@ -1,7 +1,9 @@
 """Which requests the pool runs without Celery's tracer, and what the tracer gets otherwise."""
 
 import asyncio
+import gc
 import json
+import weakref
 from collections.abc import Coroutine
 from typing import Any
 
@@ -74,32 +76,40 @@ def request(app: Celery, number: Any, embed: Any = None, **headers: Any) -> Requ
     return Request(message, app=app, task=task, hostname="here")
 
 
-async def outcome_of(app: Celery, made: Request, limits: Limits | None = None) -> Any:
-    ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
+class Owner:
+    """Takes the outcome of one job."""
 
-    class Owner:
-        def finished(self, job: PoolJob, outcome: object) -> None:
-            del job
-            ended.set_result(outcome)
+    def __init__(self) -> None:
+        self.ended: asyncio.Future[object] = asyncio.get_running_loop().create_future()
 
-        def limit_reached(self, job: PoolJob, *, soft: bool) -> None:
-            del job, soft
+    def finished(self, job: PoolJob, outcome: object) -> None:
+        del job
+        self.ended.set_result(outcome)
 
-        def is_revoked(self, job: PoolJob) -> bool:
-            raise AssertionError(job)
+    def limit_reached(self, job: PoolJob, *, soft: bool) -> None:
+        del job, soft
 
-        def abandoned(self, job: PoolJob) -> None:
-            raise AssertionError(job)
+    def is_revoked(self, job: PoolJob) -> bool:
+        raise AssertionError(job)
 
+    def abandoned(self, job: PoolJob) -> None:
+        raise AssertionError(job)
+
+
+def job_of(app: Celery, made: Request, limits: Limits, owner: Owner) -> PoolJob:
     def target() -> object:
         content = (made.body, made.content_type, made.content_encoding)
         return trace_task_ret("double", made.id, made.request_dict, *content, app=app)
 
     callbacks = Callbacks(*[lambda *_: None] * 4)
     loop = asyncio.get_running_loop()
-    chosen = limits or Limits(None, None)
-    PoolJob(target, callbacks, chosen, Owner(), loop, direct_call(made)).begin()
-    return await asyncio.wait_for(ended, LONG)
+    return PoolJob(target, callbacks, limits, owner, loop, direct_call(made))
+
+
+async def outcome_of(app: Celery, made: Request, limits: Limits | None = None) -> Any:
+    owner = Owner()
+    job_of(app, made, limits or Limits(None, None), owner).begin()
+    return await asyncio.wait_for(owner.ended, LONG)
 
 
 def run(app: Celery, made: Request, limits: Limits | None = None) -> Any:
@@ -188,3 +198,26 @@ def test_the_soft_limit_is_raised_in_the_body(app: Celery) -> None:
 def test_the_hard_limit_ends_the_coroutine(app: Celery) -> None:
     outcome = run(app, request(app, 2000), Limits(None, 0.01))
     assert outcome.type is WorkerLostError
+
+
+def test_a_job_that_has_succeeded_goes_without_the_garbage_collector(app: Celery) -> None:
+    gc.disable()
+    try:
+        with asyncio.Runner(loop_factory=new_event_loop) as runner:
+            assert runner.run(gone_after_its_end(app))
+    finally:
+        gc.enable()
+
+
+async def gone_after_its_end(app: Celery) -> bool:
+    owner = Owner()
+    made = request(app, 4)
+    job = job_of(app, made, Limits(LONG, LONG), owner)
+    job.begin()
+    known = [weakref.ref(job), weakref.ref(made)]
+    del job, made
+    await asyncio.wait_for(owner.ended, LONG)
+    del owner
+    await asyncio.sleep(0)  # the task itself ends after its report
+    await asyncio.sleep(0)
+    return [one() for one in known] == [None, None]
