@@ -160,6 +160,21 @@ def test_somebody_who_listens_to_the_tracer_is_told(app: Celery, signal: Any) ->
     assert heard == [("double", "one")]
 
 
+def test_a_receiver_of_ours_is_told_without_the_tracer(app: Celery) -> None:
+    heard: list[Any] = []
+
+    def receive(sender: Any = None, task_id: Any = None, args: Any = None, **_: Any) -> None:
+        heard.append((sender.name, sender.request.id, task_id, args))
+
+    signals.task_prerun.connect(receive, dispatch_uid="stepfleet-test")
+    try:
+        failed, shown, _ = run(app, request(app, 4))
+    finally:
+        signals.task_prerun.disconnect(receive, dispatch_uid="stepfleet-test")
+    assert (failed, shown) == (0, "'it is 8'")
+    assert heard == [("double", None, "one", [4])]
+
+
 def test_a_success_is_reported_like_the_tracers(app: Celery) -> None:
     failed, shown, runtime = run(app, request(app, 4))
     assert (failed, shown) == (0, "'it is 8'")
