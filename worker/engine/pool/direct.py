@@ -54,10 +54,11 @@ class DirectCall:
         if any(signal.receivers for signal in _SENT_AFTERWARDS) or _strangers_hear_of_beginnings():
             return None
         self._began = time.monotonic()
-        given = {"args": request.args, "kwargs": request.kwargs}
-        signals.task_prerun.send(sender=task, task_id=request.id, task=task, **given)
+        args, kwargs = request.args, request.kwargs
+        told = {"task_id": request.id, "task": task, "args": args, "kwargs": kwargs}
+        signals.task_prerun.send(sender=task, **told)
         try:
-            begun: Coroutine[Any, Any, Any] = task.begin(*given.values(), request.request_dict)
+            begun: Coroutine[Any, Any, Any] = task.begin(args, kwargs, request.request_dict)
         except Inadmissible:
             return None
         return begun
@@ -69,10 +70,8 @@ class DirectCall:
             result = request.task.end(answer)
         except Exception:  # noqa: BLE001 - the tracer gets it from its body once more
             return None
-        text, runtime = (
-            shown(result, request.task.resultrepr_maxsize),
-            time.monotonic() - self._began,
-        )
+        text = shown(result, request.task.resultrepr_maxsize)
+        runtime = time.monotonic() - self._began
         if trace.logger.isEnabledFor(logging.INFO):
             said = {"id": request.id, "name": request.name, "return_value": text}
             further = {"args": request.argsrepr, "kwargs": request.kwargsrepr, "runtime": runtime}
@@ -92,9 +91,8 @@ def direct_call(request: Any) -> DirectCall | None:
     if not isinstance(task, WaitingTask) or _is_customised(task):
         return None
     options = request._payload[2]  # noqa: SLF001 - Celery has no other name for them
-    if not request.ignore_result or (options and any(options.values())):
-        return None
-    return DirectCall(request)
+    asks_for_more = options and (not isinstance(options, dict) or any(options.values()))
+    return None if asks_for_more or not request.ignore_result else DirectCall(request)
 
 
 @lru_cache

@@ -124,6 +124,7 @@ def run(app: Celery, made: Request, limits: Limits | None = None) -> Any:
         ({"chain": [{"task": "double", "args": [1]}]}, {}),
         ({"chord": {"task": "double"}}, {}),
         ({"errbacks": [{"task": "double", "args": [1]}]}, {}),
+        (["no options"], {}),
         (None, {"ignore_result": False}),
     ],
 )
