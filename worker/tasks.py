@@ -1,6 +1,7 @@
 """The Celery tasks of steps and tool calls: thin. Their outcome is what Flower shows."""
 
 import logging
+from collections.abc import Coroutine
 from functools import partial
 from typing import Any
 
@@ -16,11 +17,13 @@ from stepfleet.orchestrator.settings.settings import TASK, TOOL_TASK
 from stepfleet.orchestrator.store.fleet.quarantine import KEPT_BYTES, entry
 from stepfleet.worker.engine.bridge import await_
 from stepfleet.worker.engine.messages import (
+    Headers,
     Inadmissible,
     SignatureCheck,
     check_limits,
     work_in,
 )
+from stepfleet.worker.engine.pool.direct import WaitingTask
 from stepfleet.worker.runtime.process import WorkerProcess
 from stepfleet.worker.step import Report
 
@@ -68,8 +71,32 @@ class StepRetried(Retry):
         return f"again in {self.when} s: {self.message}"
 
 
-class ShownTask(Task):
-    """A task whose traceback, as Celery shows it, is that of the user's code."""
+class WorkTask(WaitingTask):
+    """The task of steps, or that of tool calls. Its traceback in Celery is that of user code."""
+
+    process: WorkerProcess
+    gate: SignatureCheck | None
+
+    def begin(self, args: Any, kwargs: Any, message: Headers) -> Coroutine[Any, Any, Report]:
+        """Return what does the work that a message asks for. Raises `Inadmissible`."""
+        work = work_in(self.name, args, kwargs)
+        if self.gate:
+            self.gate.check(self.name, work.args, message)
+        check_limits(message)
+        return self.process.run(work)
+
+    def end(self, answer: Report) -> str:
+        """Return, or raise, what Celery shows."""
+        self.process.crash("before-acknowledge")
+        return outcome(answer)
+
+    def perform(self, args: Any, kwargs: Any) -> str:
+        """Do the work of the task's request, as a body of Celery's."""
+        try:
+            begun = self.begin(args, kwargs, self.request)
+        except Inadmissible as refusal:
+            raise put_aside(self.process, self, refusal) from None
+        return self.end(await_(self.process.limits.keep(self, begun)))
 
     def on_failure(self, exc: Any, task_id: str, args: Any, kwargs: Any, einfo: Any) -> None:
         """Replace the framework's traceback, which tells nobody what failed."""
@@ -99,30 +126,18 @@ def register(app: Celery, process: WorkerProcess, gate: SignatureCheck | None = 
     """Give `app` the tasks of steps and of tool calls. `gate` checks signatures."""
     logging.getLogger(TRACER_LOG).addFilter(is_worth_logging)
 
-    def run(task: Task, args: Any, kwargs: Any) -> str:
-        try:
-            work = work_in(task.name, args, kwargs)
-            if gate:
-                gate.check(task.name, work.args, task.request)
-            check_limits(task.request)
-        except Inadmissible as refusal:
-            raise put_aside(process, task, refusal) from None
-        report = await_(process.limits.keep(task, process.run(work)))
-        process.crash("before-acknowledge")
-        return outcome(report)
-
-    options = {**PROMISED, "serializer": "json", "rate_limit": 0}
-    made = partial(app.task, base=ShownTask, bind=True, **options)
+    options = {**PROMISED, "serializer": "json", "rate_limit": 0, "process": process, "gate": gate}
+    made = partial(app.task, base=WorkTask, bind=True, **options)
 
     @made(name=TASK, throws=(StepFailed,))
-    def step(self: Task, *args: Any, **kwargs: Any) -> str:
+    def step(self: WorkTask, *args: Any, **kwargs: Any) -> str:
         """Do one step of a run: `(run_id, step)` is a hint, Redis holds the truth."""
-        return run(self, args, kwargs)
+        return self.perform(args, kwargs)
 
     @made(name=TOOL_TASK, throws=(CallFailed,))
-    def call(self: Task, *args: Any, **kwargs: Any) -> str:
+    def call(self: WorkTask, *args: Any, **kwargs: Any) -> str:
         """Make one tool call of a step: a hint too; run and arguments are in Redis."""
-        return run(self, args, kwargs)
+        return self.perform(args, kwargs)
 
 
 def is_worth_logging(record: logging.LogRecord) -> bool:

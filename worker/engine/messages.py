@@ -6,7 +6,7 @@ from, nor what happens to refused ones.
 
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import TOOL_TASK
@@ -35,12 +35,19 @@ def work_in(task: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Work:
     return Work(_run_id(given[0]), *map(_number, names[1:], given[1:]))
 
 
-def check_limits(request: Any) -> None:
+class Headers(Protocol):
+    """A message's headers: a mapping, or Celery's context of a task."""
+
+    def get(self, name: str, /) -> Any:
+        """Return the header, or None."""
+
+
+def check_limits(message: Headers) -> None:
     """Raise `Inadmissible` for a hint with time limits: they are the worker's to set.
 
     A stranger's limit would count against the run as a timeout.
     """
-    if request.timelimit not in _NO_LIMITS:
+    if message.get("timelimit") not in _NO_LIMITS:
         raise Inadmissible("the message has time limits, which only a worker's options may set")
 
 
@@ -54,17 +61,17 @@ class SignatureCheck:
     keys: SigningKeys
     queues: Callable[[], Container[str]]
 
-    def check(self, task: str, args: list[Any], request: Any) -> None:
-        """Return if Celery's `request` may be acted on. Raises `Inadmissible`."""
-        queue = (request.delivery_info or {}).get("routing_key")
-        signature = request.get(HEADER)
+    def check(self, task: str, args: list[Any], message: Headers) -> None:
+        """Return if the message with these headers may be acted on. Raises `Inadmissible`."""
+        queue = (message.get("delivery_info") or {}).get("routing_key")
+        signature = message.get(HEADER)
         if signature is None:
             raise Inadmissible("the message is not signed, and this worker has signing keys")
         if not self.keys.accepts(signature, task, queue, args):
             raise Inadmissible("no key of this worker made the message's signature")
         if queue not in self.queues():
             raise Inadmissible("the message was signed for a queue that this worker does not read")
-        if request.timelimit not in _NO_LIMITS or any(map(request.get, _OF_OTHERS)):
+        if message.get("timelimit") not in _NO_LIMITS or any(map(message.get, _OF_OTHERS)):
             raise Inadmissible("the message was signed without the options that it has now")
 
 

@@ -141,7 +141,9 @@ def _clean(logger: logging.Logger, **_: Any) -> None:
 
 
 def _enter(task_id: str, task: Any, args: Any, kwargs: Any, **_: Any) -> None:
-    enter_task(task.name, task_id, args or (), kwargs)
+    known = _current.get()
+    if known is None or known.task_id != task_id:  # a step that has failed is told of again
+        enter_task(task.name, task_id, args or (), kwargs)
 
 
 def _name(sender: str, **_: Any) -> None:

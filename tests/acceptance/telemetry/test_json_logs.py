@@ -12,7 +12,7 @@ from support.workers.known_agents import until_known
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.worker.testing.openai.requests import RequestRecord
-from stepfleet.worker.testing.scenario import Reply, ToolCallReply
+from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
 from stepfleet.worker.testing.server import ModelServer
 
 LONG = 60.0
@@ -77,6 +77,23 @@ def test_a_filter_by_run_tells_the_whole_run(
     with Fleet(redis_url) as fleet:
         known = {one.name for one in fleet.overview().workers}
     assert {line["worker"] for line in written} <= known
+
+
+def test_celerys_line_about_a_step_that_is_retried_has_the_ids_of_the_step(
+    model: ModelServer, start_worker: Callable[..., FleetWorker], fleet: Fleet
+) -> None:
+    model.follow(answers)
+    model.fail(Fault("server_error"), turn=1)
+    env = {"STEPFLEET_AGENTS": str(AGENT), "STEPFLEET_LOG_FORMAT": "json"}
+    worker = start_worker(env=env)
+    run_id = fleet.submit("clerk", "How many lamps?")
+    assert fleet.runs.wait(run_id, timeout=LONG).success
+
+    def retried() -> list[dict[str, Any]]:
+        return [line for line in lines(worker) if " retry: " in line["message"]]
+
+    (line,) = wait_until(retried, within=LONG, what="the line")
+    assert (line["run_id"], line["step"], line["agent"]) == (run_id, 1, "clerk")
 
 
 def test_text_logs_tell_steps_to_who_asks_for_details(

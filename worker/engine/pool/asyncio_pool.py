@@ -34,6 +34,7 @@ from kombu.utils.compat import detect_environment
 
 from stepfleet.worker.engine import bridge, transport
 from stepfleet.worker.engine.loop_thread import LoopThread
+from stepfleet.worker.engine.pool.direct import direct_call
 from stepfleet.worker.engine.pool.job import GRACE_SECONDS, Callbacks, Limits, PoolJob, follow_jobs
 
 _GREENLET_POOLS = ("gevent", "eventlet")
@@ -205,6 +206,8 @@ class Pool(BasePool):
         self._slots: Slots[PoolJob] = Slots(limit or 1)
         self._outbox = DirectOutbox() if self.options.get("threads", True) else HubOutbox()
         self._thread: LoopThread | None = None
+        self._starting: deque[PoolJob] = deque()
+        self._starts_are_due = False
         self._scaler: Any = None
         self._completed = 0
         self._abandoned = 0
@@ -309,9 +312,9 @@ class Pool(BasePool):
             soft=options.get("soft_timeout") or self.options.get("soft_timeout"),
             hard=options.get("timeout") or self.options.get("timeout"),
         )
-        job = PoolJob(
-            partial(target, *args, **(kwargs or {})), callbacks, limits, self, self._thread.loop
-        )
+        body, loop = partial(target, *args, **(kwargs or {})), self._thread.loop
+        direct = direct_call(getattr(callbacks.succeeded, "__self__", None))
+        job = PoolJob(body, callbacks, limits, self, loop, direct)
         self._in_slots_thread(self._admit, job)
         return job
 
@@ -323,15 +326,25 @@ class Pool(BasePool):
 
     def _admit(self, job: PoolJob) -> None:
         self._slots.queue(job)
-        self._start_waiting()
+        self._start_waiting(job)
 
-    def _start_waiting(self) -> None:
+    def _start_waiting(self, new: PoolJob | None = None) -> None:
+        """Start what gets a slot; Celery has just looked whether `new` was revoked."""
         while self._thread is not None and (job := self._slots.take()) is not None:
-            if _was_revoked(job):
+            if job is not new and _was_revoked(job):
                 self._slots.free(job)
                 continue
             self._report(job.callbacks.accepted, os.getpid(), time.monotonic())
-            self._thread.submit(job.begin)
+            self._starting.append(job)
+            if not self._starts_are_due:
+                self._starts_are_due = True
+                self._thread.submit(self._begin_jobs)
+
+    def _begin_jobs(self) -> None:
+        """Called in the loop's thread, once for all jobs that get a slot meanwhile."""
+        self._starts_are_due = False
+        for _ in range(len(self._starting)):
+            self._starting.popleft().begin()
 
     # ------------------------------------------------------------------ reports of jobs
 

@@ -1,4 +1,4 @@
-"""One task in the pool: Celery's own tracer in a greenlet, driven by one asyncio task.
+"""One task in the pool, run by one asyncio task: its coroutine, or Celery's tracer in a greenlet.
 
 Decides what a task body sees when it is interrupted, and which outcome leaves the loop. Must not
 know slots, channels or Celery's requests beyond the callbacks that it carries.
@@ -7,7 +7,7 @@ know slots, channels or Celery's requests beyond the callbacks that it carries.
 import asyncio
 import signal
 from asyncio import CancelledError
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -24,6 +24,7 @@ from stepfleet.worker.engine.bridge import (
     idle_greenlet,
     self_cancelled,
 )
+from stepfleet.worker.engine.pool.direct import DirectCall
 
 running_job: ContextVar[object] = ContextVar("stepfleet_running_job")
 
@@ -48,7 +49,7 @@ GRACE_SECONDS = 5.0
 """How long a task that was ended keeps its slot while it cleans up; afterwards it is abandoned."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Callbacks:
     """Celery's callbacks for one request; called in the worker's thread only."""
 
@@ -58,7 +59,7 @@ class Callbacks:
     timed_out: Callable[[bool, float], object]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Limits:
     """Seconds after which a task is interrupted (soft), and after which it is ended (hard)."""
 
@@ -91,6 +92,7 @@ class PoolJob:
     limits: Limits
     _owner: Owner
     _loop: asyncio.AbstractEventLoop
+    _direct: DirectCall | None = None
     terminated_by: int | None = field(default=None, init=False)
     """Belongs to the worker's thread."""
     settled: bool = field(default=False, init=False)
@@ -137,14 +139,29 @@ class PoolJob:
         # No more than a name: connections that are made here keep a copy of the context for life.
         running_job.set(object())
         try:
-            outcome = await self._drive(idle_greenlet())
+            outcome = await self._outcome()
         except BaseException as error:  # noqa: BLE001 nothing may escape into the loop
             outcome = _failure(error)
         self._leave(outcome)
 
-    async def _drive(self, body: TaskGreenlet) -> object:
-        """Run the target; await its awaitables on this loop."""
+    async def _outcome(self) -> object:
+        """Await the task's own coroutine, where it has one; run the target unless that is all."""
+        begun = self._direct.begin() if self._direct else None
+        if self._direct is None or begun is None:
+            return await self._drive(idle_greenlet())
+        ended = await _ended(begun)
+        if ended.error is None and not self._doomed:
+            outcome = self._direct.end(ended.value)
+            if outcome is not None:
+                return outcome
+        return await self._drive(idle_greenlet(), ended)
+
+    async def _drive(self, body: TaskGreenlet, ended: "_Ended | None" = None) -> object:
+        """Run the target; await its awaitables on this loop: the first one may have ended."""
         awaitable = body.begin(self.target)
+        if ended is not None and not body.over:
+            awaitable.close()  # what has ended is another one of its kind
+            awaitable = ended.again()
         while not body.over:
             try:
                 answer = await awaitable
@@ -205,6 +222,30 @@ class PoolJob:
         for timer in self._timers:
             timer.cancel()
         self._owner.finished(self, outcome)
+
+
+@dataclass(slots=True)
+class _Ended:
+    """What came of an awaitable."""
+
+    value: object = None
+    error: BaseException | None = None
+
+    async def again(self) -> object:
+        """Return or raise it, once."""
+        if self.error is None:
+            return self.value
+        try:
+            raise self.error
+        finally:
+            self.error = None  # whose traceback names this frame
+
+
+async def _ended(awaitable: Awaitable[object]) -> _Ended:
+    try:
+        return _Ended(await awaitable)
+    except BaseException as error:  # noqa: BLE001 every exception belongs to the task's body
+        return _Ended(error=error)
 
 
 def _failure(error: BaseException) -> Any:

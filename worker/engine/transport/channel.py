@@ -38,6 +38,7 @@ from stepfleet.worker.engine.transport.ack_buffer import (
 from stepfleet.worker.engine.transport.fast_json import encode_plain
 from stepfleet.worker.engine.transport.guard import (
     BROADCAST_LIMIT,
+    DECODED,
     MESSAGE_LIMIT,
     MessageRefused,
     examine,
@@ -45,11 +46,22 @@ from stepfleet.worker.engine.transport.guard import (
 )
 from stepfleet.worker.engine.transport.kombu_types import (
     StockChannel,
+    StockMessage,
     StockQoS,
     VirtualQoS,
     fixed_order,
 )
 from stepfleet.worker.engine.transport.poller import WAKEUP
+
+
+class Message(StockMessage):
+    """A message whose body was decoded when it was examined."""
+
+    def _decode(self) -> Any:
+        content = self._raw.get(DECODED)
+        if content is None or self.content_type not in (self.accept or ()):
+            return super()._decode()
+        return content
 
 
 class QoS(StockQoS):
@@ -205,6 +217,7 @@ class Channel(WakingChannel):
     """One channel; used from the thread of its connection, acknowledgements excepted."""
 
     QoS = QoS
+    Message = Message
 
     #: Transport options (``broker_transport_options``), besides kombu's own: most messages, and
     #: bytes after which to stop, of one fetch, and the largest message in bytes.

@@ -26,13 +26,14 @@ EVENTS = "stepfleet-events"
 
 TYPED_JSON = b'"__type__"'  # kombu writes datetimes, UUIDs and decimals as objects with this key
 
-_LONG_NUMBER = re.compile(rb"[0-9]{19}")  # orjson makes a float of what exceeds 64 bits
+LONG_NUMBER = re.compile(rb"[0-9]{19}")
+"""What may be a number beyond 64 bits, of which orjson makes a float."""
 
 
 def decode(raw: bytes | bytearray | memoryview | str) -> Any:
     """Return what kombu's decoder returns; raises what it raises."""
     data = raw.encode("utf-8", "surrogatepass") if isinstance(raw, str) else bytes(raw)
-    if TYPED_JSON not in data and not _LONG_NUMBER.search(data):
+    if TYPED_JSON not in data and not LONG_NUMBER.search(data):
         try:
             return orjson.loads(data)
         except orjson.JSONDecodeError:

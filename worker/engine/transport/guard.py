@@ -12,7 +12,7 @@ from typing import Any
 
 import orjson
 
-from stepfleet.worker.engine.transport.fast_json import TYPED_JSON
+from stepfleet.worker.engine.transport.fast_json import LONG_NUMBER, TYPED_JSON
 from stepfleet.worker.engine.transport.kombu_types import loads as kombu_loads
 
 MESSAGE_LIMIT = 4 * 1024 * 1024
@@ -23,6 +23,9 @@ BROADCAST_LIMIT = 1024 * 1024
 
 LONGEST_HEADER = 4096
 """Characters of a text in the headers: Celery logs some, and sends others to every monitor."""
+
+DECODED = "decoded"
+"""Field of an examined message: its body as kombu decodes it, or None where that is unknown."""
 
 _JSON = "application/json"
 _SMALL = 8192
@@ -45,10 +48,15 @@ def examine(raw: bytes) -> dict[str, Any]:
     if len(raw) > _SMALL:
         _examine_texts(headers)
     body = _body(message.get("body"), properties.get("body_encoding"))
+    content = _decoded(body, "body")
     if "task" in headers:
-        _examine_task(headers, body)
+        _examine_task(headers, content)
     else:
-        _examine_other(body)
+        _examine_other(content)
+    if body:
+        message["body"] = body
+        properties.pop("body_encoding", None)
+    message[DECODED] = None if LONG_NUMBER.search(body) else content
     return message  # type: ignore[no-any-return]
 
 
@@ -114,7 +122,7 @@ def _examine_texts(headers: dict[str, Any]) -> None:
             raise MessageRefused(f"header {name[:50]!r} is longer than {LONGEST_HEADER} characters")
 
 
-def _examine_task(headers: dict[str, Any], body: bytes) -> None:
+def _examine_task(headers: dict[str, Any], content: object) -> None:
     for name in ("task", "id"):
         _field(headers, name, str)
     for name in ("root_id", "parent_id", "eta", "expires", "shadow", "group"):
@@ -123,12 +131,11 @@ def _examine_task(headers: dict[str, Any], body: bytes) -> None:
     limits = _field(headers, "timelimit", list, [None, None])
     if len(limits) != 2 or not all(isinstance(x, (int, float, type(None))) for x in limits):  # noqa: PLR2004 hard and soft
         raise MessageRefused("timelimit is not [hard, soft], in seconds or null")
-    _examine_arguments(_decoded(body, "body"))
+    _examine_arguments(content)
 
 
-def _examine_other(body: bytes) -> None:
+def _examine_other(content: object) -> None:
     """Check a message that is not a task, as replies to remote control. An old task would run."""
-    content = _decoded(body, "body")
     if isinstance(content, dict) and "task" in content:
         raise MessageRefused("the message is of Celery's task protocol 1; send it with protocol 2")
 

@@ -16,6 +16,7 @@ StockChannel: Any = _redis.Channel
 StockSentinelChannel: Any = _redis.SentinelChannel
 StockTransport: Any = _redis.Transport
 StockPoller: Any = _redis.MultiChannelPoller
+StockMessage: Any = _virtual.Message
 StockQoS: Any = _redis.QoS
 VirtualQoS: Any = _virtual.QoS
 fixed_order: Any = _scheduling.priority_cycle

@@ -1,14 +1,18 @@
 """kombu's JSON by orjson: whatever kombu reads and writes in its own way stays kombu's."""
 
+import json
 import uuid
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
 
 import pytest
+from kombu.exceptions import ContentDisallowed
 from kombu.utils import json as kombu_json
 
+from stepfleet.worker.engine.transport.channel import Message
 from stepfleet.worker.engine.transport.fast_json import decode, encode_plain
+from stepfleet.worker.engine.transport.guard import DECODED, examine
 
 kombus: Any = kombu_json  # not typed
 PLAIN: dict[str, Any] = {"id": "1", "args": [["run", 0], {}, None], "text": "Zoë \u2028", "at": 1.5}
@@ -51,3 +55,41 @@ def test_plain_data_is_written_so_that_kombu_reads_it() -> None:
 def test_typed_values_are_written_kombus_way(name: str) -> None:
     value = {name: OWN_WAY[name]}
     assert encode_plain(value) == kombus.dumps(value)
+
+
+class Plain:
+    """The part of a channel that a message needs."""
+
+    def decode_body(self, body: str, encoding: Any) -> str:
+        assert encoding is None
+        return body
+
+
+def raw_message(body: str, **fields: Any) -> bytes:
+    message = {
+        "body": body,
+        "content-type": "application/json",
+        "headers": {"task": "t", "id": "1"},
+        "properties": {},
+        **fields,
+    }
+    return json.dumps(message).encode()
+
+
+def test_an_examined_message_has_its_own_body_whatever_a_stranger_claims_it_to_be() -> None:
+    made = raw_message('[["a", 1], {}, {}]', decoded=[["b", 2], {}, {}])
+    assert examine(made)[DECODED] == [["a", 1], {}, {}]
+
+
+def test_a_body_whose_numbers_only_kombu_reads_is_left_to_kombu() -> None:
+    made = raw_message(f"[[{10**20}], {{}}, {{}}]", decoded=[[1], {}, {}])
+    assert examine(made)[DECODED] is None
+
+
+def test_content_that_a_consumer_does_not_accept_is_refused_though_it_was_examined() -> None:
+    raw = raw_message("[[1], {}, {}]", properties={"delivery_tag": "x"})
+    taken, refused = (Message(examine(raw), Plain()) for _ in range(2))
+    taken.accept, refused.accept = {"application/json"}, {"application/x-yaml"}
+    assert taken.payload == [[1], {}, {}]
+    with pytest.raises(ContentDisallowed):
+        refused.decode()

@@ -1,0 +1,107 @@
+"""Tasks that the pool runs as a coroutine, without Celery's tracer and its greenlet.
+
+For a message that asks for nothing but the task, the tracer of a task that succeeds, keeps no
+result, and of which nobody hears, does nothing. Decides when that is so. Whatever else comes of
+the coroutine is left to the tracer: it gets the answer, or the error, where its body waits.
+"""
+
+import logging
+import time
+from collections.abc import Coroutine
+from functools import lru_cache
+from typing import Any
+
+from celery import Task, signals
+from celery.app import trace
+from celery.loaders.base import BaseLoader
+from celery.utils.saferepr import saferepr
+
+from stepfleet.worker.engine.messages import Headers, Inadmissible
+
+OURS = "stepfleet-"
+"""How the `dispatch_uid` of receivers begins that read no more of a task than they are told."""
+
+_SENT_AFTERWARDS = (signals.task_postrun, signals.task_success)
+_HOOKS = ("before_start", "on_success", "after_return")
+_OUTCOMES = 64
+
+shown = lru_cache(_OUTCOMES)(saferepr)
+
+
+class WaitingTask(Task):
+    """A task whose body does no more than `self.end(await_(self.begin(...)))`."""
+
+    def begin(self, args: Any, kwargs: Any, message: Headers) -> Coroutine[Any, Any, Any]:
+        """Return what the body waits for. Raises `Inadmissible` for a message to be put aside."""
+        raise NotImplementedError
+
+    def end(self, answer: Any) -> str:
+        """Return the task's result, or raise what is its end, from what the body waited for."""
+        raise NotImplementedError
+
+
+class DirectCall:
+    """One request whose task needs no tracer as long as it succeeds."""
+
+    __slots__ = ("_began", "_request")
+
+    def __init__(self, request: Any) -> None:
+        self._request = request
+
+    def begin(self) -> Coroutine[Any, Any, Any] | None:
+        """Return the task's coroutine, or None where the tracer is needed from the beginning."""
+        request, task = self._request, self._request.task
+        if any(signal.receivers for signal in _SENT_AFTERWARDS) or _strangers_hear_of_beginnings():
+            return None
+        self._began = time.monotonic()
+        args, kwargs = request.args, request.kwargs
+        told = {"task_id": request.id, "task": task, "args": args, "kwargs": kwargs}
+        signals.task_prerun.send(sender=task, **told)
+        try:
+            begun: Coroutine[Any, Any, Any] = task.begin(args, kwargs, request.request_dict)
+        except Inadmissible:
+            return None
+        return begun
+
+    def end(self, answer: Any) -> tuple[int, str, float] | None:
+        """Return what the tracer returns for a success, or None where it is none."""
+        request = self._request
+        try:
+            result = request.task.end(answer)
+        except Exception:  # noqa: BLE001 - the tracer gets it from its body once more
+            return None
+        text = shown(result, request.task.resultrepr_maxsize)
+        runtime = time.monotonic() - self._began
+        if trace.logger.isEnabledFor(logging.INFO):
+            said = {"id": request.id, "name": request.name, "return_value": text}
+            further = {"args": request.argsrepr, "kwargs": request.kwargsrepr, "runtime": runtime}
+            trace.info(trace.LOG_SUCCESS, said | further)
+        return 0, text, runtime
+
+
+def _strangers_hear_of_beginnings() -> bool:
+    """Tell whether receivers of `task_prerun` may look at the task's request, as instruments do."""
+    receivers = signals.task_prerun.receivers
+    return any(not str(uid).startswith(OURS) for (uid, _), _ in receivers)
+
+
+def direct_call(request: Any) -> DirectCall | None:
+    """Return how a request of Celery's runs without the tracer, or None where it does not."""
+    task = getattr(request, "task", None)
+    if not isinstance(task, WaitingTask) or _is_customised(task):
+        return None
+    options = request._payload[2]  # noqa: SLF001 - Celery has no other name for them
+    asks_for_more = options and (not isinstance(options, dict) or any(options.values()))
+    return None if asks_for_more or not request.ignore_result else DirectCall(request)
+
+
+@lru_cache
+def _is_customised(task: WaitingTask) -> bool:
+    """Tell whether the tracer calls further code for the task: of its class, or of its app."""
+    app, loader = task.app, type(task.app.loader)
+    return (
+        bool(app.conf.worker_deduplicate_successful_tasks)
+        or any(trace.task_has_custom(task, hook) for hook in _HOOKS)
+        or loader.on_task_init is not BaseLoader.on_task_init
+        or loader.on_process_cleanup is not BaseLoader.on_process_cleanup
+    )
