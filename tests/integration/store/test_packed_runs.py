@@ -62,7 +62,7 @@ async def test_an_ended_run_takes_a_third_of_what_plain_records_take(
         (
             {
                 "stream-node-max-bytes": 1024,
-                "hash-max-listpack-value": 256,
+                "hash-max-listpack-value": 512,
                 "hash-max-listpack-entries": 128,
             },
             6_000,
