@@ -24,7 +24,7 @@ ADMISSION = ("fields", "levels", "budgets", "learning", "blocked", "lines", "rep
 RENEWALS = {"renew": "journal", "retain": "keep"}
 """Scripts that a full Redis runs too, and the same ones without that right. They only replace
 numbers: leases that run out while Redis is full would cost every answer that workers hold."""
-_WHOLE_FUNCTIONS = re.MULTILINE | re.DOTALL
+_FUNCTION = re.compile(r"^(local function (?:[^\n]* end|.*?^end)\n)", re.MULTILINE | re.DOTALL)
 _ALLOWED = "#!lua flags=allow-oom\n"
 _UNKNOWN_FLAGS = "compiling script"
 
@@ -53,16 +53,16 @@ def source(name: str) -> str:
     own = file_texts()[name]
     if name == "admit":
         return "".join(file_texts()[part] for part in ADMISSION) + own
-    *head, body = re.split(r"^(local function \w+\(.*?^end\n)", own, flags=_WHOLE_FUNCTIONS)
+    *head, body = _FUNCTION.split(own)
     main, functions = "".join((*head[::2], body)), head[1::2]
     mine = frozenset().union(*map(_defined, _definitions(own)))
     kept = _reached(_names(main), functions, seldom=False)
     often = _reached(_names("".join((main, *kept))) - mine, _shared(), seldom=False)
     every = _reached((_names(own) | _seldom(own)) - mine, _shared(), seldom=True)
     inner = [part for part in (*every, *functions) if part not in (*often, *kept)]
-    if not inner:
-        return "".join((*often, own))
     called = sorted(_seldom("".join((*every, own))))
+    if not called:
+        return "".join((*often, own))
     known = ", ".join(f"{one} = {one}" for one in called)
     seldom = ("function seldom(name, ...)\n", *inner, f"return ({{ {known} }})[name](...)\nend\n")
     rest = (part for part in head if part not in inner)

@@ -4,6 +4,9 @@
 -- broker are one Redis)         ARGV[1] run id         ARGV[2..] see each script
 -- All keys of a run, and the indexes of its shard, carry the shard's hash tag, so that every
 -- script touches one slot; the names of the others are derived from KEYS[1] and KEYS[2].
+--
+-- seldom('name', ...) calls a function that is built at that moment only (see store/lua.py): for what most calls of a
+-- script do not need.
 local run_key, due_key, queue_key = KEYS[1], KEYS[2], KEYS[3]
 local run_id = ARGV[1]
 local log_key, journal_key = run_key .. ':log', run_key .. ':journal'

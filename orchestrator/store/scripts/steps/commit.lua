@@ -81,6 +81,7 @@ local function compact(slim)
   redis.call('UNLINK', spare)
   local is_short = redis.call('XLEN', events_key) <= MOST_COPIED
   if is_short and redis.pcall('COPY', events_key, spare) == 1 then redis.pcall('RENAME', spare, events_key) end
+  redis.call('HDEL', run_key, 'lease', 'leased_at', 'elapsed', 'dispatches', 'logged') -- a claim writes them anew
   if #slim > SMALL_STATE then return end
   redis.call('HSET', spare, unpack(redis.call('HGETALL', run_key)))
   redis.call('RENAME', spare, run_key)
@@ -122,7 +123,7 @@ end
 local word, heard = flag_of(batch, reached)
 want = wanted(want, word)
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
-local now, wait = now_ms(), wait_of(run_key, waits)
+local now, wait = now_ms(), waits and cjson.decode(waits) or nil -- its claim has made an earlier version's wait one of ours
 if a.lost then seldom('note_lost', batch, ARGV[3], a.lost) end
 if a.failed then seldom('note_failed', batch, ARGV[3], a.failed) end
 if a.guess then seldom('estimate', batch, a.guess) end
