@@ -27,7 +27,6 @@ from stepfleet.worker.runtime.rescuer import MOST_PER_SHARD
 
 RUN, DUE, QUEUE = "sf:{s00}:run:r", "sf:{s00}:due", "queue"
 KEYS = [RUN, DUE, QUEUE]
-HEADER = ("v", "config", "slim", "since", "status", "step", "outcome", "batch")
 AT_ONCE = 1000
 PAGE, EXPIRED_AT_ONCE = 25, 200
 """Runs in one call of a sweep, which follows the time that they take, and of an expiry."""
@@ -94,11 +93,9 @@ def commit(**more: Any) -> list[Any]:
         "slim": "{}",
         "outcome": "{}",
         "log": "x",
-        "want": "",
-        "delay": 0,
     }
     rest = {"grace": 5000, "message": "m", "events": "[]", "event_count": 1, "tokens": 1, "cost": 1}
-    return flat(**{**fields, **rest, "calls": 1, "lost": "", "dropped": "", **more})
+    return flat(**{**fields, **rest, "calls": 1, **more})
 
 
 def history(steps: int) -> dict[tuple[str, str], Play]:
@@ -107,7 +104,7 @@ def history(steps: int) -> dict[tuple[str, str], Play]:
     async def claim(on: Store) -> None:
         await on.run(step=steps, token="")
         await on.log(steps)
-        await on.script("claim", "r", steps, "n", 30_000, "w", *HEADER)
+        await on.script("claim", "r", steps, "n", 30_000, "w", "")
 
     async def end(on: Store) -> None:
         await on.run(step=steps)
@@ -156,7 +153,7 @@ def states(size: int) -> dict[tuple[str, str], Play]:
 
     async def first(on: Store) -> None:
         await on.run(status="queued", token="", slim=slim)
-        await on.script("claim", "r", 0, "n", 30_000, "w", *HEADER)
+        await on.script("claim", "r", 0, "n", 30_000, "w", "")
 
     async def pause(on: Store) -> None:
         await on.run(token="", slim=slim)
@@ -203,7 +200,7 @@ def calls(number: int) -> dict[tuple[str, str], Play]:
         await on.run(token="")
         held = {"response": "x" * 10_000} | {f"r:{n}": "x" * on.args.result for n in range(number)}
         await on.client.hset(f"{RUN}:journal", mapping=held)
-        await on.script("claim", "r", 0, "n", 30_000, "w", *HEADER)
+        await on.script("claim", "r", 0, "n", 30_000, "w", "")
 
     plays = {"journal": journal, "park, take, keep, deliver": park, "claim, a journal": claim}
     return {(name, f"{number} calls"): play for name, play in plays.items()}

@@ -24,6 +24,7 @@ ADMISSION = ("fields", "levels", "budgets", "learning", "blocked", "lines", "rep
 RENEWALS = {"renew": "journal", "retain": "keep"}
 """Scripts that a full Redis runs too, and the same ones without that right. They only replace
 numbers: leases that run out while Redis is full would cost every answer that workers hold."""
+_FUNCTION = re.compile(r"^(local function (?:[^\n]* end|.*?^end)\n)", re.MULTILINE | re.DOTALL)
 _ALLOWED = "#!lua flags=allow-oom\n"
 _UNKNOWN_FLAGS = "compiling script"
 
@@ -45,38 +46,69 @@ def scripts() -> frozenset[str]:
 def source(name: str) -> str:
     """Return the text of the script `name`, after what it uses of other files.
 
-    Redis builds all functions of a script anew at each call: none is in it that it never calls.
+    Redis builds all functions of a script anew at each call, which costs it more than calling one.
+    None is in it that it never calls, and those that only `seldom('name', ...)` calls are inside of
+    that one, which builds them.
     """
     own = file_texts()[name]
     if name == "admit":
         return "".join(file_texts()[part] for part in ADMISSION) + own
-    used = _names(own).difference(*(defined for defined, _ in _definitions(own)))
-    reached: list[str] = []
-    for defined, text, mentioned in reversed(_shared()):  # a definition uses earlier ones only
-        if defined & used:
-            used |= mentioned
-            reached.append(text)
-    return "".join(reversed(reached)) + own
+    *head, body = _FUNCTION.split(own)
+    main, functions = "".join((*head[::2], body)), head[1::2]
+    mine = frozenset().union(*map(_defined, _definitions(own)))
+    kept = _reached(_names(main), functions, seldom=False)
+    often = _reached(_names("".join((main, *kept))) - mine, _shared(), seldom=False)
+    every = _reached((_names(own) | _seldom(own)) - mine, _shared(), seldom=True)
+    inner = [part for part in (*every, *functions) if part not in (*often, *kept)]
+    called = sorted(_seldom("".join((*every, own))))
+    if not called:
+        return "".join((*often, own))
+    known = ", ".join(f"{one} = {one}" for one in called)
+    seldom = ("function seldom(name, ...)\n", *inner, f"return ({{ {known} }})[name](...)\nend\n")
+    rest = (part for part in head if part not in inner)
+    return "".join(("local seldom\n", *often, *rest, *seldom, body))
 
 
 @cache
-def _shared() -> list[tuple[frozenset[str], str, frozenset[str]]]:
-    """Return the definitions of `SHARED`: what each defines, its text, the names in that."""
-    every = (one for part in SHARED for one in _definitions(file_texts()[part]))
-    return [(defined, text, _names(text)) for defined, text in every]
+def _shared() -> Sequence[str]:
+    """Return the definitions of `SHARED`."""
+    return [part for file in SHARED for part in _definitions(file_texts()[file])]
 
 
-def _definitions(text: str) -> list[tuple[frozenset[str], str]]:
-    """Return the definitions of a file, each with the names that it defines."""
+def _reached(used: frozenset[str], parts: Sequence[str], *, seldom: bool) -> list[str]:
+    """Return the definitions that names reach, with or without what `seldom` calls."""
+    reached: list[str] = []
+    for part in reversed(parts):  # a definition uses earlier ones only
+        if used & _defined(part):
+            used |= _names(part) | (_seldom(part) if seldom else frozenset())
+            reached.insert(0, part)
+    return reached
+
+
+@cache
+def _definitions(text: str) -> Sequence[str]:
+    """Return the definitions of a file, without the comments before them."""
     code = re.sub(r"^--.*\n", "", text, flags=re.MULTILINE)
-    parts = re.split(r"^(?=local )", code, flags=re.MULTILINE)[1:]
-    heads = (re.match(r"local (?:function )?([\w, ]+)", part) for part in parts)
-    return [(_names(head[1]), part) for head, part in zip(heads, parts, strict=True) if head]
+    return re.split(r"^(?=local )", code, flags=re.MULTILINE)[1:]
 
 
-def _names(text: str) -> frozenset[str]:
-    """Return the names that occur in code: neither in comments nor in texts."""
-    return frozenset(re.findall(r"[A-Za-z_]\w*", re.sub(r"--.*|'[^'\n]*'", "", text)))
+@cache
+def _defined(definition: str) -> frozenset[str]:
+    """Return the names that a definition defines."""
+    found = re.match(r"local (?:function )?([\w, ]+)", definition)
+    return _names(found[1]) if found else frozenset()
+
+
+@cache
+def _names(code: str) -> frozenset[str]:
+    """Return the names that occur in code: no fields, and none in comments or texts."""
+    return frozenset(re.findall(r"(?<![.\w])[A-Za-z_]\w*", re.sub(r"--.*|'[^'\n]*'", "", code)))
+
+
+@cache
+def _seldom(code: str) -> frozenset[str]:
+    """Return the names of what code calls by `seldom`."""
+    return frozenset(re.findall(r"\bseldom\('(\w+)'", code))
 
 
 def text(name: str) -> str:

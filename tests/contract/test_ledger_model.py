@@ -317,7 +317,7 @@ def changed(function: Any, old: str, new: str) -> Any:
 
 IN_SCRIPTS = {
     "later entries replace earlier ones": Mutation(
-        "common", "local n = 1 + number(string.match(texts or '', '^%d+'))", "local n = 1"
+        "common", "local n, note = 1 + number(string.match(texts, '^%d+')),", "local n, note = 1,"
     ),
     "a repeated charge is charged again": Mutation(
         "admit", "  if ends.is_done(op) then return 'done' end\n", ""

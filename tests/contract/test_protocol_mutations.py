@@ -36,11 +36,11 @@ MUTATIONS = {
     ),
     "a step of a held batch goes on": Mutation(
         "commit",
-        "if a.hold and newest_request(batch) <= number(a.hold) then want = 'pause' end\n",
+        "if a.hold and seldom('newest_request', batch) <= number(a.hold) then want = 'pause' end\n",
         "",
     ),
     "a step waits for a resume of its batch that was": Mutation(
-        "commit", "if a.hold and newest_request(batch) <= number(a.hold) then", "if a.hold then"
+        "commit", " and seldom('newest_request', batch) <= number(a.hold) then", " then"
     ),
     "a resume of a batch is forgotten when all its runs know of it": Mutation(
         "common",
@@ -51,7 +51,7 @@ MUTATIONS = {
         "commit", "want = wanted(want, word)", ""
     ),
     "renewal does not tell what is asked of a batch": Mutation(
-        "journal", "wanted(word, (flag_of(batch, reached)))", "word"
+        "journal", "wanted(word, (pending_request(flags[2], reached)))", "word"
     ),
     "rescue dispatches runs of a paused batch": Mutation(
         "rescue", "and word ~= 'resume'", "and false"
@@ -93,7 +93,9 @@ MUTATIONS = {
         "page", "read_journal(ARGV, 7)", "read_journal(ARGV, 8)"
     ),
     "a page is refused to the owner of its step": Mutation("page", "~= ARGV[5]", "== ARGV[5]"),
-    "create leaves a batch's counters to expire": Mutation("create", "  go_on(a.batch)\n", ""),
+    "create leaves a batch's counters to expire": Mutation(
+        "create", "  seldom('go_on', a.batch)\n", ""
+    ),
     "claim takes a step whose lease has not run out": Mutation(
         "claim",
         "if owner ~= '' and number(lease) > now then return",

@@ -251,7 +251,7 @@ def render_config(root: Path, log: Path, address: ServerAddress) -> str:
         "save": '""',
         "maxmemory-policy": "noeviction",
         "stream-node-max-bytes": "1024",
-        "hash-max-listpack-value": "256",
+        "hash-max-listpack-value": "512",
         "hash-max-listpack-entries": "128",
     }
     lines = [f"{name} {value}" for name, value in settings.items()]

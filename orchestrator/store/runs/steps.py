@@ -75,12 +75,12 @@ MOST_DOUBLINGS = 3
 
 
 _HEADER = (
-    *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
-    *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "wait"),
-    *("want", "want_note", "tenant", "unpriced", "vain", "vain_before"),
+    *("status", "step", "want", "batch", "wait", "v", "since", "created", "config"),
+    *("execution_started", "overrides", "slim", "line", "attempt", "limited", "crashes"),
+    *("losses", "outcome", "want_note", "tenant", "unpriced", "vain", "vain_before"),
     *("priority", "limited_by", "billed", "uncalled", "unpaid"),
 )
-"""The fields of a run's header that a claim reads."""
+"""The fields of a run's header that a claim returns, in the order of claim.lua."""
 
 
 class StepStore(Gateway):
@@ -106,7 +106,7 @@ class StepStore(Gateway):
         Raises `StoreError` when Redis stays out of reach or the records cannot be read.
         """
         owned = (hint.step, token, duration(self.lease))
-        given = (*owned, self.worker, "1" if waits else "", *_HEADER)
+        given = (*owned, self.worker, "1" if waits else "")
         reply = await self._pushing.run("claim", hint.run_id, *given)
         if reply[0] != "claimed":
             return Refusal(Refused(reply[0]), detail_of(reply), owes=reply[-1] == OWED)
@@ -239,13 +239,15 @@ class StepStore(Gateway):
             "verdict": verdict.move,
             "slim": slim(state, ended=verdict.move is Move.FINISH),
             "outcome": stored_outcome(verdict.outcome),
+            "grace": duration(self.grace),
+            "events": stored_events(events),
+            "event_count": len(events),
+        }
+        optional = {
             "log": stored_step(verdict.logged) if verdict.logged else "",
             "want": Want.CANCEL if state.stop_requested else "",
             "delay": duration(verdict.delay),
-            "grace": duration(self.grace),
             "message": message,
-            "events": stored_events(events),
-            "event_count": len(events),
             "tokens": usage.total_tokens if usage else 0,
             "calls": usage.llm_calls if usage else 0,
             "cost": nano_usd(result.cost_usd) if result else 0,
@@ -254,6 +256,7 @@ class StepStore(Gateway):
             "lost": stored_loss(verdict.lost),
             "dropped": stored_loss(verdict.dropped),
         }
+        fields |= {name: value for name, value in optional.items() if value}
         if state.window and (since := log_end(state.window)):
             fields["since"] = since
         if verdict.move is Move.FINISH:
@@ -338,13 +341,10 @@ class StepStore(Gateway):
             "verdict": "retry",
             "slim": header.get("slim", ""),
             "outcome": header.get("outcome", ""),
-            "log": "",
             "want": header.get("want", ""),
             "delay": duration(delay),
             "grace": duration(self.grace),
             "limited": 1,
-            "lost": "",
-            "dropped": "",
         }
         if header.get("want") == Want.CANCEL:
             outcome = cancelled_outcome(header.get("want_note", ""))

@@ -72,7 +72,7 @@ async def test_an_earlier_wait_is_read_alike_by_clients_and_scripts(
     run_id = await earlier(desk, **fields)
     assert load_wait(await desk.header(run_id)) == wait
     texts = file_texts()
-    script = f"{texts['fields']}{texts['wait']} return cjson.encode(wait_of(KEYS[1], nil, '2'))"
+    script = f"{texts['fields']}{texts['wait']} return cjson.encode(earlier_wait(KEYS[1]))"
     key = desk.opened.keys.run(run_id)
     read = await desk.opened.connection.execute("EVAL", script, 1, key)
     assert load_wait({} if read == "null" else {"wait": read}) == wait

@@ -15,8 +15,8 @@ BENCH: dict[str, Any] = {"lease": 600.0, "grace": 60}
 
 async def commit(desk: Bench, run_id: str, step: int, token: str, since: int) -> list[Any]:
     """Claim the step if it is open, and commit it; the log is wanted from `since` on."""
-    told = {"verdict": "continue", "slim": "{}", "outcome": "{}", "log": "{}", "want": ""}
-    told |= {"lost": "", "dropped": LOST, "since": f"{since} input:0", "trim": "1"}
+    told = {"verdict": "continue", "slim": "{}", "outcome": "{}", "log": "{}"}
+    told |= {"dropped": LOST, "since": f"{since} input:0", "trim": "1"}
     numbers = {"delay": 0, "grace": 60_000, "event_count": 0, "tokens": 0, "cost": 0, "calls": 0}
     fields = [part for pair in {**told, **numbers, "events": "[]"}.items() for part in pair]
     keys = desk.opened.keys.script_keys(run_id, None)

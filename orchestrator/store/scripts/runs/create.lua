@@ -7,7 +7,7 @@
 -- others begin.
 local a = named(8)
 if redis.call('EXISTS', run_key) == 1 then
-  local known = fields_of(run_key, 'made', 'given', 'batch')
+  local known = seldom('fields_of', run_key, 'made', 'given', 'batch')
   if known.made == a.made then return 'created' end
   -- Runs of older clients have no `given`.
   local is_other = a.given and ((known.given or a.given) ~= a.given or known.batch ~= a.batch)
@@ -16,27 +16,26 @@ end
 if a.batch ~= '' and redis.call('HEXISTS', flags_key, 'x:' .. a.batch) == 1 then return 'cancelled' end
 local now = now_ms()
 local delay = number(ARGV[7])
-redis.call('HSET', run_key, unpack(ARGV, 8))
-redis.call('HSET', run_key, 'status', 'queued', 'step', 0, 'token', '', 'last_token', '', 'lease', 0,
-  'attempt', 0, 'limited', 0, 'crashes', 0, 'dispatches', 0, 'want', '', 'created', now,
-  'updated', now, 'logged', '0 ' .. #ARGV[3])
+local created, feed = digits(now), feeds()
+redis.call('HSET', run_key, 'status', 'queued', 'step', '0', 'token', '', 'last_token', '', 'lease', '0',
+  'attempt', '0', 'limited', '0', 'crashes', '0', 'dispatches', '0', 'want', '', 'created', created,
+  'updated', created, 'logged', '0 ' .. #ARGV[3], unpack(ARGV, 8))
+if feed == '1' then redis.call('HSET', run_key, 'feed', feed) end
 if a.after then
-  set_wait(run_key, { reason = 'runs', since = now })
+  seldom('set_wait', run_key, { reason = 'runs', since = now })
 elseif delay > 0 then
-  set_wait(run_key, { reason = 'delay', since = now, deadline = now + delay })
+  seldom('set_wait', run_key, { reason = 'delay', since = now, deadline = now + delay })
 end
 redis.call('HSET', log_key, 'input:0', ARGV[3])
 if a.returns == '1' then redis.call('SADD', run_key .. ':returns', a.returns_to) end
-redis.call('ZADD', due_key, now + (delay > 0 and delay or number(ARGV[2])), run_id)
+redis.call('ZADD', due_key, digits(now + (delay > 0 and delay or number(ARGV[2]))), run_id)
 count(a.batch, 'total', 1)
 -- Counters of a shard expire when all its runs have ended, and live again with the next one.
-if a.batch ~= '' and redis.call('HINCRBY', batch_key(a.batch), 'open', 1) == 1 then
-  go_on(a.batch)
+if a.batch ~= '' and redis.call('HINCRBY', batch_key(a.batch), 'open', '1') == 1 then
+  seldom('go_on', a.batch)
 end
-redis.call('ZADD', shard .. 'runs:queued', digits(now), run_id)
+redis.call('ZADD', shard .. 'runs:queued', created, run_id)
 count(a.batch, 'status:queued', 1)
-local feed = feeds()
-if feed == '1' then redis.call('HSET', run_key, 'feed', feed) end
 emit(ARGV[5], ARGV[6], feed)
 if ARGV[4] ~= '' and queue_key and delay == 0 then redis.call('LPUSH', queue_key, ARGV[4]) end
 return 'created'

@@ -4,6 +4,9 @@
 -- broker are one Redis)         ARGV[1] run id         ARGV[2..] see each script
 -- All keys of a run, and the indexes of its shard, carry the shard's hash tag, so that every
 -- script touches one slot; the names of the others are derived from KEYS[1] and KEYS[2].
+--
+-- seldom('name', ...) calls a function that is built at that moment only (see store/lua.py): for what most calls of a
+-- script do not need.
 local run_key, due_key, queue_key = KEYS[1], KEYS[2], KEYS[3]
 local run_id = ARGV[1]
 local log_key, journal_key = run_key .. ':log', run_key .. ':journal'
@@ -30,8 +33,9 @@ end
 local LARGEST = 9007199254740991
 local function number(text)
   local value = tonumber(text) or 0
-  if value ~= value then return 0 end
-  return math.max(-LARGEST, math.min(LARGEST, value))
+  if value > LARGEST then return LARGEST end
+  if value < -LARGEST then return -LARGEST end
+  return value == value and value or 0
 end
 
 -- A number that a script writes goes through the conversion of doubles, with 17 digits: that is slow,
@@ -87,15 +91,6 @@ local function note_lost(batch, entry, text)
   account(batch, entry, text, 1)
 end
 
--- Entries of further calls of an attempt, with record separators between; a number in front of them says how many it has
--- entered before.
-local function note_failed(note, batch, entry, texts)
-  local n = 1 + number(string.match(texts or '', '^%d+'))
-  for text in string.gmatch(texts or '', '{[^\30]*') do
-    n = n + 1
-    note(batch, entry .. ':' .. digits(n), text)
-  end
-end
 
 -- The open step's calls that have no price yet get the estimate of the call that was made in their place, by their
 -- model. `guesses`: JSON list of model, fields of an entry (JSON); the first is for calls whose model is not known.
@@ -141,6 +136,16 @@ local function note_late(batch, entry, text)
   note_lost(batch, entry, text)
   local left = redis.call('PTTL', run_key)
   if left > 0 then redis.call('PEXPIRE', lost_key, left) end
+end
+
+-- Entries of further calls of an attempt, with record separators between; a number in front of them says how many it has
+-- entered before.
+local function note_failed(batch, entry, texts, is_late)
+  local n, note = 1 + number(string.match(texts, '^%d+')), is_late and note_late or note_lost
+  for text in string.gmatch(texts, '{[^\30]*') do
+    n = n + 1
+    note(batch, entry .. ':' .. digits(n), text)
+  end
 end
 
 -- How attempts were lost: '<step> <token>:<how> ...' (protocol/suspicion.py says what `how`

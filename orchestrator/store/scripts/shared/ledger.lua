@@ -14,7 +14,9 @@ local function add(sums, numbers)
   local i = 0
   for one in string.gmatch(numbers, '%S+') do
     i = i + 1
-    sums[i] = math.max(-MOST, math.min(MOST, (sums[i] or 0) + (tonumber(one) or 0)))
+    local sum = sums[i] or 0
+    if one ~= '0' then sum = sum + (tonumber(one) or 0) end
+    sums[i] = sum > MOST and MOST or sum < -MOST and -MOST or sum
   end
 end
 
@@ -74,11 +76,14 @@ end
 local function fold(costs_key, days_kept)
   local days = {}
   for _, line in ipairs(redis.call('LRANGE', costs_key, 0, MOST_LINES - 1)) do
-    local day, numbers, name = string.match(line, '^(%d+) ([^\n]+)\n(%["%a+"[^\n]+\n[^\n]*)$')
-    if day then
-      days[day] = days[day] or {}
-      days[day][name] = days[day][name] or {}
-      add(days[day][name], numbers)
+    local day, cut = string.match(line, '^(%d+) '), string.find(line, '\n', 1, true)
+    if day and cut and cut > #day + 2 then
+      local rows, name = days[day] or {}, string.sub(line, cut + 1)
+      -- Names are looked at once: by a pattern, which takes as long as all else, and most lines have one of a few.
+      if rows[name] or string.find(name, '^%["%a+"[^\n]+\n[^\n]*$') then
+        days[day], rows[name] = rows, rows[name] or {}
+        add(rows[name], string.sub(line, #day + 2, cut - 1))
+      end
     end
   end
   redis.call('LTRIM', costs_key, MOST_LINES, -1)
@@ -96,7 +101,7 @@ end
 -- Enters lines, with record separators between.
 local function enter(costs_key, lines, days_kept)
   for line in string.gmatch(lines, '[^\30]+') do
-    if redis.call('RPUSH', costs_key, line) >= LINES_KEPT then fold(costs_key, days_kept) end
+    if redis.call('RPUSH', costs_key, line) >= LINES_KEPT then seldom('fold', costs_key, days_kept) end
   end
 end
 

@@ -33,7 +33,7 @@ end
 -- The wait of a run, by its header's `wait` and `v`; nil where there is none.
 local function wait_of(key, text, version)
   if text then return cjson.decode(text) end
-  if version == BEFORE then return earlier_wait(key) end
+  if version == BEFORE then return seldom('earlier_wait', key) end
 end
 
 local function is_on(wait) return wait ~= nil and not wait.over end

@@ -1,7 +1,7 @@
 -- Takes a step: fence, lease, load. ARGV[2] step, ARGV[3] token (random), ARGV[4] lease ms,
 -- ARGV[5] worker, ARGV[6] '1' where its model call may have to wait: it is noted that none is made until the owner says so
--- (see journal). ARGV[7..] names of the header's fields to return. Returns
--- {'claimed', now, values of these, log, journal, 'called' or 'uncalled' if an owner was found lost, else ''}; after these, where
+-- (see journal). Returns
+-- {'claimed', now, values of the header (see `read_header`), log, journal, 'called' or 'uncalled' if an owner was found lost, else ''}; after these, where
 -- that is not all (see page.lua), when the claim began, the step at which to go on in the log or '', and
 -- the names of the journal's fields that are left. Or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
@@ -18,24 +18,33 @@ local function read_log(step, since, logged)
     local first, others = string.match(since, '^(%d+) ?(.*)$')
     local names = {}
     for name in string.gmatch(others, '%S+') do names[#names + 1] = name end
-    return read_part(number(first), step, names, small)
+    return seldom('read_part', number(first), step, names, small)
   end
   if small and redis.call('HLEN', log_key) <= MOST_FIELDS then return redis.call('HGETALL', log_key) end
-  local log, on, bytes = read_part(0, step, {}, small)
+  local log, on, bytes = seldom('read_part', 0, step, {}, small)
   if not on and not small then redis.call('HSET', run_key, 'logged', step .. ' ' .. digits(bytes)) end
   return log, on
 end
 
-local status, at, owner, lease, want, batch, began, elapsed, waits, version, last_token, since, reached, logged, created,
-  returns, reach = unpack(redis.call('HMGET', run_key, 'status', 'step', 'token', 'lease', 'want', 'batch', 'leased_at',
-    'elapsed', 'wait', 'v', 'last_token', 'since', 'heard', 'logged', 'created', 'returns', 'reach'))
+-- The fields from OF_CALLER on are the caller's: they are in its order (see `_HEADER` in store/runs/steps.py).
+local OF_CALLER, STARTED = 10, 19
+local function read_header()
+  return redis.call('HMGET', run_key, 'token', 'lease', 'leased_at', 'elapsed', 'last_token', 'heard', 'logged', 'returns',
+    'reach', 'status', 'step', 'want', 'batch', 'wait', 'v', 'since', 'created', 'config', 'execution_started', 'overrides',
+    'slim', 'line', 'attempt', 'limited', 'crashes', 'losses', 'outcome', 'want_note', 'tenant', 'unpriced', 'vain',
+    'vain_before', 'priority', 'limited_by', 'billed', 'uncalled', 'unpaid')
+end
+
+local header = read_header()
+local owner, lease, began, elapsed, last_token, reached, logged, returns, passed_on, status, at, want, batch, waits, version,
+  since, created = unpack(header, 1, 17)
 local step, AN_HOUR = number(at), 3600000
 if not status then return { 'unknown' } end
-local owed = (returns == '1' or reach) and 'owed' or ''
+local owed = (returns == '1' or passed_on) and 'owed' or ''
 if TERMINAL[status] then return { 'ended', status, owed } end
 if status == 'paused' then
   redis.call('HDEL', run_key, 'hinted')
-  return { 'paused', status, reach and owed or '' }
+  return { 'paused', status, passed_on and owed or '' }
 end
 local wanted_step = number(ARGV[2])
 if wanted_step < step then return { 'stale', step } end
@@ -48,21 +57,21 @@ if owner ~= ARGV[3] then
   if owner ~= '' and number(lease) > now then return { 'leased', number(lease) - now } end
   local flags = redis.call('HMGET', flags_key, 'fleet', 'b:' .. (batch or ''))
   local word, n = pending_request(flags[2], reached)
-  local ending = word == 'cancel' and ending_of(batch)
+  local ending = word == 'cancel' and seldom('ending_of', batch)
   if word == 'cancel' and not ending then word, n = nil, nil end
   -- A cancel ends the run also while the fleet is paused: no model is called for that.
   if flags[1] and wanted(want, word) ~= 'cancel' then return { 'paused' } end
   if owner ~= '' then
-    found = vanish(batch, owner, step, elapsed)
+    found = seldom('vanish', batch, owner, step, elapsed)
   end
   if n then redis.call('HSET', run_key, 'heard', n) end
   if word == 'cancel' then
-    abandon(status, batch, step, owner, ending, now)
+    seldom('abandon', status, batch, step, owner, ending, now)
     return { 'ended', 'cancelled' }
   end
   if word == 'resume' and want == 'pause' then redis.call('HSET', run_key, 'want', '') end
   if wanted(want, word) == 'pause' then
-    halt(status, batch, now)
+    seldom('halt', status, batch, now)
     return { 'paused' }
   end
   local wait = wait_of(run_key, waits, version)
@@ -73,16 +82,21 @@ if owner ~= ARGV[3] then
     if wait.deadline > now then return { 'early', wait.deadline - now } end
     local execution = wait.uncounted and redis.call('HGET', run_key, 'execution_started')
     if execution then redis.call('HSET', run_key, 'execution_started', digits(number(execution) + now - wait.since)) end
-    leave_wait(run_key, wait)
+    seldom('leave_wait', run_key, wait)
   elseif wait and not waits then
-    set_wait(run_key, wait) -- of a worker of the version before, which was lost
+    seldom('set_wait', run_key, wait) -- of a worker of the version before, which was lost
   end
-  local till = digits(now + number(ARGV[4]))
+  local till, is_changed = digits(now + number(ARGV[4])), owner ~= '' or word or wait or ARGV[6] == '1'
   began = digits(now)
-  redis.call('HSET', run_key, 'status', 'in_progress', 'token', ARGV[3], 'lease', till, 'leased_at', began,
-    'elapsed', '0', 'dispatches', '0', 'worker', ARGV[5])
+  redis.call('HSET', run_key, 'token', ARGV[3], 'lease', till, 'leased_at', began, 'elapsed', '0', 'dispatches', '0',
+    'worker', ARGV[5])
   if ARGV[6] == '1' then redis.call('HSET', run_key, 'uncalled', ARGV[3]) end
-  redis.call('HSETNX', run_key, 'execution_started', began)
+  if is_changed then header = read_header() end
+  local started = header[STARTED] or began
+  if status ~= 'in_progress' or started == began then
+    redis.call('HSET', run_key, 'status', 'in_progress', 'execution_started', started)
+    header[OF_CALLER], header[STARTED] = 'in_progress', started
+  end
   redis.call('ZADD', due_key, till, run_id)
   if status ~= 'in_progress' then
     relist(status, 'in_progress', created)
@@ -92,8 +106,9 @@ if owner ~= ARGV[3] then
 end
 local log, on = read_log(step, since, logged)
 local names = redis.call('HKEYS', journal_key)
-local journal, left = read_journal(names, 1)
-local reply = { 'claimed', now, redis.call('HMGET', run_key, unpack(ARGV, 7)), log, journal, found }
+local journal, left = {}, nil
+if names[1] then journal, left = seldom('read_journal', names, 1) end
+local reply = { 'claimed', now, { unpack(header, OF_CALLER) }, log, journal, found }
 if on or left then
   local rest = {}
   for i = left or #names + 1, #names do rest[#rest + 1] = names[i] end

@@ -1,6 +1,7 @@
--- Ends the current attempt at a step. ARGV[2] step, ARGV[3] token, ARGV[4..] name, value pairs:
+-- Ends the current attempt at a step. ARGV[2] step, ARGV[3] token, ARGV[4..] name, value pairs, without those that say
+-- nothing ('' or 0):
 --   verdict     continue | retry | finish | release
---   slim        the state after the step (JSON); log: what the step added, or '' if it was none
+--   slim        the state after the step (JSON); log: what the step added, if it was one
 --   since       what of the log claims read from here on (see claim), if less than all; trim: 1 if
 --               the rest is to be forgotten (then the log is since..step-1)
 --   outcome     the newest continuation outcome; want: the request that the worker knew
@@ -8,7 +9,7 @@
 --   message     next step's task, pushed here where store and broker are one Redis
 --   events, event_count; tokens, cost (10^-9 USD), calls: what the step adds to its batch
 --   attempt, limited: 1 if a retry used up a model attempt; if it was a refusal for now
---   lost        ledger entry (JSON) for work that was paid for and is not committed, or ''; failed: entries of calls
+--   lost        ledger entry (JSON) for work that was paid for and is not committed; failed: entries of calls
 --               that failed before another model was called
 --   guessed  what of the cost is by a default price; the header then notes that some is
 --   ledger, kept  lines of the step's model calls, days that the ledger keeps; guess: what lost calls cost (see estimate)
@@ -74,13 +75,14 @@ end
 -- value stood (an active run's state) keeps the form for long ones. By a second key that takes the place of the first,
 -- never by a removal, so that a cut append-only file has one of the two. Servers that deny COPY keep the larger form.
 -- Runs that are cancelled, perhaps a hundred thousand at once, stay as they are.
-local SMALL_STATE, MOST_COPIED = 1024, 500
-local function compact()
+local SMALL_STATE, MOST_COPIED = 512, 500
+local function compact(slim)
   local spare = run_key .. ':spare'
   redis.call('UNLINK', spare)
   local is_short = redis.call('XLEN', events_key) <= MOST_COPIED
   if is_short and redis.pcall('COPY', events_key, spare) == 1 then redis.pcall('RENAME', spare, events_key) end
-  if redis.call('HSTRLEN', run_key, 'slim') > SMALL_STATE then return end
+  redis.call('HDEL', run_key, 'lease', 'leased_at', 'elapsed', 'dispatches', 'logged') -- a claim writes them anew
+  if #slim > SMALL_STATE then return end
   redis.call('HSET', spare, unpack(redis.call('HGETALL', run_key)))
   redis.call('RENAME', spare, run_key)
 end
@@ -89,7 +91,7 @@ end
 -- a model has answered.
 local function follow(wait, a, now)
   local delay = number(a.delay)
-  local calls = a.log == '' and wait and wait.calls or nil
+  local calls = not a.log and wait and wait.calls or nil
   local outage = a.outage and cjson.decode(a.outage) or a.verdict == 'release' and wait and wait.outage or nil
   if delay > 0 or calls or outage then
     local reason = a.outage and 'service' or delay > 0 and 'delay' or wait.reason
@@ -101,9 +103,9 @@ local function follow(wait, a, now)
   if wait then end_wait(run_key) end
 end
 
-local status, at, token, last_token, want, batch, feed, reached, logged, created, returns, waits, version = unpack(
+local status, at, token, last_token, want, batch, feed, reached, logged, created, returns, waits = unpack(
   redis.call('HMGET', run_key, 'status', 'step', 'token', 'last_token', 'want', 'batch', 'feed', 'heard', 'logged', 'created',
-    'returns', 'wait', 'v'))
+    'returns', 'wait'))
 local step = number(at)
 local a = named(4)
 if not status then return { 'lost', 'unknown' } end
@@ -112,63 +114,63 @@ local by = 'by:' .. ARGV[3]
 if last_token == ARGV[3] then return { 'mine', status, step } end
 if token ~= ARGV[3] or at ~= ARGV[2] then
   if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end
-  take_back(run_key, 'losses', 'crashes', at, ARGV[3])
+  seldom('take_back', run_key, 'losses', 'crashes', at, ARGV[3])
   -- Better known than the crash that the next owner had noted under the same token.
-  if a.dropped ~= '' then note_late(batch, ARGV[3], a.dropped) end
-  note_failed(note_late, batch, ARGV[3], a.failed)
+  if a.dropped then seldom('note_late', batch, ARGV[3], a.dropped) end
+  if a.failed then seldom('note_failed', batch, ARGV[3], a.failed, true) end
   return { 'lost', status }
 end
 local word, heard = flag_of(batch, reached)
 want = wanted(want, word)
 if want == 'cancel' and a.want ~= 'cancel' then return { 'wanted', want } end
-local now, wait = now_ms(), wait_of(run_key, waits, version)
-if a.lost ~= '' then note_lost(batch, ARGV[3], a.lost) end
-note_failed(note_lost, batch, ARGV[3], a.failed)
-if a.guess then estimate(batch, a.guess) end
+local now, wait = now_ms(), waits and cjson.decode(waits) or nil -- its claim has made an earlier version's wait one of ours
+if a.lost then seldom('note_lost', batch, ARGV[3], a.lost) end
+if a.failed then seldom('note_failed', batch, ARGV[3], a.failed) end
+if a.guess then seldom('estimate', batch, a.guess) end
 if a.ledger then enter(shard .. 'costs', a.ledger, number(a.kept)) end
-local orphans = ''
-if a.log ~= '' then
-  orphans = a.verdict == 'finish' and runs_waited_for(wait) or ''
+local orphans, entered = '', {}
+if a.log then
+  orphans = a.verdict == 'finish' and wait and seldom('runs_waited_for', wait) or ''
   redis.call('HSET', log_key, at, a.log, by, at)
   redis.call('HSET', outcomes_key, at, a.outcome)
   redis.call('DEL', journal_key)
   step = step + 1
   local noted, size = string.match(logged or '', '^(%d+) (%d+)$')
   logged = noted == at and digits(step) .. ' ' .. digits(number(size) + #a.log) or ''
-  redis.call('HSET', run_key, 'step', digits(step), 'attempt', '0', 'limited', '0', 'crashes', '0', 'logged', logged)
+  entered = { 'step', digits(step), 'attempt', '0', 'limited', '0', 'crashes', '0', 'logged', logged }
   count(batch, 'steps', 1)
   count(batch, 'tokens', number(a.tokens))
   count(batch, 'cost', number(a.cost))
   if a.guessed then
     count(batch, 'guessed', number(a.guessed))
-    redis.call('HSET', run_key, 'guessed', '1')
+    entered[#entered + 1], entered[#entered + 2] = 'guessed', '1'
   end
   count(batch, 'calls', number(a.calls))
-  if a.estimated then redis.call('HSET', run_key, 'estimated', '1') end
+  if a.estimated then entered[#entered + 1], entered[#entered + 2] = 'estimated', '1' end
 end
 redis.call('HSET', run_key, 'token', '', 'last_token', ARGV[3], 'dispatches', '0', 'slim', a.slim, 'outcome', a.outcome,
-  'updated', digits(now))
+  'updated', digits(now), unpack(entered))
 if a.agent then
   redis.call('HSET', run_key, 'agent', a.agent, 'config', a.config, 'overrides', a.overrides, 'model', a.model)
 end
 if a.since then
   if a.trim == '1' and redis.call('HGET', run_key, 'since') ~= a.since then
-    trim(number(string.match(a.since, '^%d+')), a.since)
+    seldom('trim', number(string.match(a.since, '^%d+')), a.since)
   end
   redis.call('HSET', run_key, 'since', a.since)
 end
-if a.log ~= '' or a.verdict == 'finish' then drop_asks(wait, at) end
+if wait and (a.log or a.verdict == 'finish') then seldom('drop_asks', wait, at) end
 emit(a.events, a.event_count, feed)
-wait = follow(wait, a, now)
+if wait or a.outage or number(a.delay) > 0 then wait = seldom('follow', wait, a, now) end
 if a.verdict == 'finish' then
-  local price = a.log == '' and redis.call('HGET', journal_key, 'price')
-  if price then note_lost(batch, 'paid', price) end
+  local price = not a.log and redis.call('HGET', journal_key, 'price')
+  if price then seldom('note_lost', batch, 'paid', price) end
   a.created, a.returns = created, returns or ''
-  compact() -- before its keys expire: the new ones would not
+  compact(a.slim) -- before its keys expire: the new ones would not
   local is_last = finish(status, batch, a, now)
   local owes = a.returns == '1'
-  if a.log == '' then
-    owes = reach('cancel', now) or owes
+  if not a.log then
+    owes = seldom('reach', 'cancel', now) or owes
   elseif orphans ~= '' then
     redis.call('HSET', run_key, 'reach', 'cancel', 'orphans', orphans, 'dispatches', '0')
     redis.call('ZADD', due_key, digits(now), run_id)
@@ -182,10 +184,10 @@ for _, id in ipairs(a.outage and wait.outage.circuits or {}) do
   redis.call('SADD', shard .. 'service:' .. id, run_id)
   redis.call('EXPIRE', shard .. 'service:' .. id, 604800)
 end
-if a.hold and newest_request(batch) <= number(a.hold) then want = 'pause' end
+if a.hold and seldom('newest_request', batch) <= number(a.hold) then want = 'pause' end
 if want == 'pause' then
   if heard then redis.call('HSET', run_key, 'heard', heard) end
-  halt(status, batch, now)
+  seldom('halt', status, batch, now)
   return { 'committed', 'paused', step }
 end
 local delay = number(a.delay)

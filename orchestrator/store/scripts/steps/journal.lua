@@ -7,16 +7,17 @@
 -- beside a response that the store has lost since: the next owner would take it for that of another response.
 local token, at, word, batch, reached = unpack(redis.call('HMGET', run_key, 'token', 'step', 'want', 'batch', 'heard'))
 if token ~= ARGV[3] or at ~= ARGV[2] then
-  if at then take_back(run_key, 'losses', 'crashes', at, ARGV[3]) end
+  if at then seldom('take_back', run_key, 'losses', 'crashes', at, ARGV[3]) end
   return { 'lost' }
 end
 local of_tools = ARGV[6] and string.match(ARGV[6], '^[rs]:')
 if of_tools and redis.call('HEXISTS', journal_key, 'response') == 0 then return { 'lost' } end
-local till = now_ms() + number(ARGV[4])
+local till = digits(now_ms() + number(ARGV[4]))
 redis.call('HSET', run_key, 'lease', till, 'elapsed', ARGV[5])
 redis.call('ZADD', due_key, till, run_id)
-local want = wanted(word, (flag_of(batch, reached)))
-if want == '' and ARGV[6] and redis.call('HEXISTS', flags_key, 'fleet') == 1 then want = 'pause' end
+local flags = redis.call('HMGET', flags_key, 'fleet', 'b:' .. (batch or ''))
+local want = wanted(word, (pending_request(flags[2], reached)))
+if want == '' and ARGV[6] and flags[1] then want = 'pause' end
 local entries, first = {}, 6
 if ARGV[first] == 'called' then
   if ARGV[first + 1] == '1' then
@@ -27,7 +28,7 @@ if ARGV[first] == 'called' then
   first = first + 2
 end
 if ARGV[first] == 'failed' then
-  note_failed(note_lost, batch, ARGV[3], ARGV[first + 1])
+  seldom('note_failed', batch, ARGV[3], ARGV[first + 1])
   first = first + 2
 end
 for i = first, #ARGV, 2 do

@@ -18,7 +18,7 @@ if h.token ~= ARGV[3] or h.step ~= ARGV[2] then
   if redis.call('HEXISTS', log_key, by) == 1 then return { 'mine', status, step } end
   take_back(run_key, 'losses', 'crashes', h.step, ARGV[3])
   if a.dropped ~= '' then note_late(batch, ARGV[3], a.dropped) end
-  note_failed(note_late, batch, ARGV[3], a.failed)
+  if a.failed then note_failed(batch, ARGV[3], a.failed, true) end
   return { 'lost', status }
 end
 local word, heard = flag_of(batch, h.heard)
