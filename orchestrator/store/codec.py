@@ -1,7 +1,6 @@
 """Stored fields to records and back. Pure: bytes and text in, records out."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -41,12 +40,14 @@ READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})
 MESSAGES: TypeAdapter[Messages] = TypeAdapter(Messages)
 EPOCH = datetime.fromtimestamp(0, UTC)
 _NOTHING_LOST = LostUse()
+_NOTHING_JOURNALED = Journal()
 _BY_A_SCRIPT = "s"
+_OF_A_STEP_APART = {"outcome"}
 
 
 def moment(milliseconds: str | float) -> datetime:
     """Return Redis's time in milliseconds as UTC."""
-    return EPOCH + timedelta(milliseconds=int(milliseconds))
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
 
 
 def milliseconds(at: datetime) -> int:
@@ -97,7 +98,7 @@ def check_version(header: Mapping[str, str]) -> bool:
 
 def stored_step(logged: LoggedStep) -> str:
     """Return a log field. Its outcome stands apart: claims read the log, and never outcomes."""
-    return packed(logged.model_copy(update={"outcome": None}).to_json())
+    return packed(logged.json_without(_OF_A_STEP_APART))
 
 
 def stored_agent(agent: RunAgent) -> Fields:
@@ -227,23 +228,25 @@ def log_begin(header: Fields) -> int:
     return int((header.get("since") or "0").partition(" ")[0])
 
 
-@contextmanager
-def writing() -> Iterator[None]:
-    """Raise `SerializationError` for a value that cannot be stored, whoever has let it through."""
-    try:
-        yield
-    except (ValueError, TypeError, RecursionError) as error:
-        msg = f"a record of the step cannot be stored: {str(error)[:300]}"
-        raise SerializationError(msg) from error
+class _Translation:
+    """Raises `SerializationError` for errors of some kinds; a generator would take four times."""
+
+    def __init__(self, what: str, *kinds: type[Exception], longest: int | None = None) -> None:
+        self._what, self._kinds, self._longest = what, kinds, longest
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, self._kinds):
+            raise SerializationError(f"{self._what}: {str(error)[: self._longest]}") from error
 
 
-@contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError) as error:
-        msg = f"a record of the run cannot be read: {error}"
-        raise SerializationError(msg) from error
+writing = _Translation(
+    "a record of the step cannot be stored", ValueError, TypeError, RecursionError, longest=300
+)
+"""For values that cannot be stored, whoever has let them through."""
+_reading = _Translation("a record of the run cannot be read", ValueError, KeyError)
 
 
 def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> list[LoggedStep]:
@@ -251,7 +254,7 @@ def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> 
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading():
+    with _reading:
         log = [LoggedStep.from_json(step) for step in _steps(fields, first)]
         return [_with_outcome(step, outcomes) for step in log] if outcomes else log
 
@@ -261,11 +264,9 @@ def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCal
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading():
+    with _reading:
         steps = _steps(fields, first)
-        # Without pydantic's wrapper, a tenth of it: a claim does this for every earlier step.
-        read = StepMessages.__pydantic_validator__.validate_json
-        found = [read(one) for one in steps]
+        found = [StepMessages.from_json(one) for one in steps]
     return for_its_agent(found), LoggedCalls(steps)
 
 
@@ -279,14 +280,14 @@ def load_errors(header: Fields, fields: Fields) -> tuple[int, list[LoggedErrors]
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading():
+    with _reading:
         execution = HandOff.from_json(unpacked(header["slim"])).info.execution
         return execution, [LoggedErrors.from_json(step) for step in _steps(fields, 0)]
 
 
 def load_used(header: Fields) -> Used:
     """Return what a run's newest execution has used. Raises `SerializationError`."""
-    with _reading():
+    with _reading:
         used = Used.from_json(unpacked(header["slim"]))
         return used.model_copy(update={"lost": load_lost_use(header)[0]})
 
@@ -313,7 +314,7 @@ def load_outcome(stored: str | None) -> ContinuationOutcome | None:
     """Return a stored outcome, if there is one. Raises `SerializationError`."""
     if not stored:
         return None
-    with _reading():
+    with _reading:
         return ContinuationOutcome.from_json(unpacked(stored))
 
 
@@ -331,7 +332,7 @@ def load_messages(
     Raises `SerializationError` when a record cannot be read.
     """
     messages = [Message.system(system)] if system else []
-    with _reading():
+    with _reading:
         for number in _earlier_inputs(fields, first):
             messages.extend(MESSAGES.validate_json(fields[f"input:{number}"]))
         for number in range(len(said) + 1):
@@ -350,7 +351,7 @@ def load_history(
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading():
+    with _reading:
         inputs = {
             int(name[6:]): MESSAGES.validate_json(given)
             for name, given in fields.items()
@@ -388,7 +389,7 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
     Raises `SerializationError` when a record cannot be read.
     """
     check_version(header)
-    with _reading():
+    with _reading:
         state = AgentState.from_json(unpacked(header["slim"]))
         started = header.get("execution_started")
         info = state.info.model_copy(
@@ -415,7 +416,7 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
 def load_journal(fields: Fields) -> Journal:
     """Return the journal of the open step. Raises `SerializationError`."""
     if not fields:
-        return Journal()
+        return _NOTHING_JOURNALED
     response, memory = fields.get("response"), fields.get("memory")
     try:
         return Journal(
