@@ -1,5 +1,6 @@
 """Stored fields to records and back. Pure: bytes and text in, records out."""
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -40,6 +41,8 @@ READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})
 MESSAGES: TypeAdapter[Messages] = TypeAdapter(Messages)
 EPOCH = datetime.fromtimestamp(0, UTC)
 _NOTHING_LOST = LostUse()
+KEPT_BYTES = 8 * 1024 * 1024
+"""JSON of steps from which a worker keeps what it has read."""
 _NOTHING_JOURNALED = Journal()
 _BY_A_SCRIPT = "s"
 _OF_A_STEP_APART = {"outcome"}
@@ -259,20 +262,47 @@ def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> 
         return [_with_outcome(step, outcomes) for step in log] if outcomes else log
 
 
-def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
-    """Return the parts of the same steps that a claim needs: messages, and calls to look up.
+class StepReader:
+    """Reads what claims need of logged steps, and keeps it by the text that is stored.
 
-    Raises `SerializationError` when a record cannot be read.
+    A claim reads all steps of its run, most of them as the claim before did. The same text says the
+    same, whoever wrote it: what is kept is never out of date. It comes from at most `most` bytes of
+    JSON; what was not read for longest goes first.
     """
-    with _reading:
-        steps = _steps(fields, first)
-        found = [StepMessages.from_json(one) for one in steps]
-    return for_its_agent(found), LoggedCalls(steps)
+
+    def __init__(self, most: int = KEPT_BYTES) -> None:
+        self._most, self._size = most, 0
+        self._kept: OrderedDict[str, tuple[bytes, StepMessages]] = OrderedDict()
+
+    def said(self, fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
+        """Return the messages of the steps from `first` on, and their calls to look up.
+
+        Raises `SerializationError` when a record cannot be read.
+        """
+        with _reading:
+            found = [self._read(one) for one in _stored_steps(fields, first)]
+        return for_its_agent([one for _, one in found]), LoggedCalls([plain for plain, _ in found])
+
+    def _read(self, stored: str) -> tuple[bytes, StepMessages]:
+        if (known := self._kept.get(stored)) is not None:
+            self._kept.move_to_end(stored)
+            return known
+        plain = unpacked(stored)
+        self._kept[stored] = found = (plain, StepMessages.from_json(plain))
+        self._size += len(plain)
+        while self._size > self._most:
+            _, (gone, _) = self._kept.popitem(last=False)
+            self._size -= len(gone)
+        return found
 
 
 def _steps(fields: Fields, first: int) -> list[bytes]:
+    return [unpacked(one) for one in _stored_steps(fields, first)]
+
+
+def _stored_steps(fields: Fields, first: int) -> list[str]:
     numbers = sorted(int(name) for name in fields if name.isdigit())
-    return [unpacked(fields[str(number)]) for number in numbers if number >= first]
+    return [fields[str(number)] for number in numbers if number >= first]
 
 
 def load_errors(header: Fields, fields: Fields) -> tuple[int, list[LoggedErrors]]:

@@ -35,11 +35,11 @@ from stepfleet.orchestrator.records.steps import SHORTENED, LoggedStep
 from stepfleet.orchestrator.records.usage import nano_usd
 from stepfleet.orchestrator.store.codec import (
     Fields,
+    StepReader,
     duration,
     load_history,
     load_journal,
     load_messages,
-    load_said,
     load_state,
     load_wait,
     log_begin,
@@ -90,6 +90,7 @@ class StepStore(Gateway):
         self.lease, self.grace = opened.settings.lease, opened.settings.grace
         self.worker = opened.worker
         self.calls = calls
+        self._steps = StepReader()
         self.has_price: Callable[[AgentConfig, str], bool] = lambda _, __: True
 
     async def prepare(self) -> None:
@@ -289,7 +290,7 @@ class StepStore(Gateway):
         config = await self._configs.of_run(header)
         fields = pairs(reply[3])
         first = log_begin(header) if header.get("since") else 0
-        said, calls = load_said(fields, first)
+        said, calls = self._steps.said(fields, first)
         messages = load_messages(config.instructions, fields, said, first)
         state = load_state(header, messages, calls, now)
         history = None
