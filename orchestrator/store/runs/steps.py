@@ -73,13 +73,13 @@ MOST_DOUBLINGS = 3
 """Newer workers must not wait for minutes for a run that older ones refused."""
 
 
-_HEADER = (
+CLAIMED = (
     *("v", "config", "overrides", "slim", "since", "created", "execution_started", "batch", "line"),
     *("status", "step", "attempt", "limited", "crashes", "losses", "outcome", "wait"),
     *("want", "want_note", "tenant", "unpriced", "vain", "vain_before"),
     *("priority", "limited_by", "billed", "uncalled", "unpaid"),
 )
-"""The fields of a run's header that a claim reads."""
+"""The fields of a run's header that a claim returns, in their order in claim.lua."""
 
 
 class StepStore(Gateway):
@@ -106,7 +106,7 @@ class StepStore(Gateway):
         Raises `StoreError` when Redis stays out of reach or the records cannot be read.
         """
         owned = (hint.step, token, duration(self.lease))
-        given = (*owned, self.worker, "1" if waits else "", *_HEADER)
+        given = (*owned, self.worker, "1" if waits else "")
         reply = await self._pushing.run("claim", hint.run_id, *given)
         if reply[0] != "claimed":
             return Refusal(Refused(reply[0]), detail_of(reply), owes=reply[-1] == OWED)
@@ -114,7 +114,7 @@ class StepStore(Gateway):
             self._scripts, (hint.run_id, *owned), reply
         ):
             return Refusal(Refused.STALE, LOST_WHILE_READ)
-        read = zip(_HEADER, reply[2], strict=True)
+        read = zip(CLAIMED, reply[2], strict=True)
         header = {name: value for name, value in read if value is not None}
         try:
             return await self._load(hint, token, moment(reply[1]), header, reply)

@@ -1,7 +1,7 @@
 -- Takes a step: fence, lease, load. ARGV[2] step, ARGV[3] token (random), ARGV[4] lease ms,
 -- ARGV[5] worker, ARGV[6] '1' where its model call may have to wait: it is noted that none is made until the owner says so
--- (see journal). ARGV[7..] names of the header's fields to return. Returns
--- {'claimed', now, values of these, log, journal, 'called' or 'uncalled' if an owner was found lost, else ''}; after these, where
+-- (see journal). Returns {'claimed', now, the header's fields that runs/steps.py names as CLAIMED, in that order, log, journal,
+-- 'called' or 'uncalled' if an owner was found lost, else ''}; after these, where
 -- that is not all (see page.lua), when the claim began, the step at which to go on in the log or '', and
 -- the names of the journal's fields that are left. Or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
@@ -93,7 +93,10 @@ end
 local log, on = read_log(step, since, logged)
 local names = redis.call('HKEYS', journal_key)
 local journal, left = read_journal(names, 1)
-local reply = { 'claimed', now, redis.call('HMGET', run_key, unpack(ARGV, 7)), log, journal, found }
+local header = redis.call('HMGET', run_key, 'v', 'config', 'overrides', 'slim', 'since', 'created', 'execution_started',
+  'batch', 'line', 'status', 'step', 'attempt', 'limited', 'crashes', 'losses', 'outcome', 'wait', 'want', 'want_note', 'tenant',
+  'unpriced', 'vain', 'vain_before', 'priority', 'limited_by', 'billed', 'uncalled', 'unpaid')
+local reply = { 'claimed', now, header, log, journal, found }
 if on or left then
   local rest = {}
   for i = left or #names + 1, #names do rest[#rest + 1] = names[i] end
