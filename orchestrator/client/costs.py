@@ -172,7 +172,7 @@ def _lost_calls(base: CostLine, attempts: list[LostAttempt]) -> Iterator[CostLin
             continue
         is_sure = one.tokens > 0 and not one.estimated and one.cost_usd is not None
         usage = one.usage or UsageStats(prompt_tokens=one.tokens)
-        sums = CallSums.of(usage, calls=1, cost=nano_usd(one.cost_usd or 0.0))
+        sums = CallSums.of(usage, 1, nano_usd(one.cost_usd or 0.0))
         yield _line(base, sums).model_copy(
             update={
                 "step": one.step,

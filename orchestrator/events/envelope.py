@@ -102,7 +102,7 @@ def status_payload(
 
 def stamp(moment: datetime) -> str:
     """Return a UTC time in ISO 8601 with milliseconds and `Z`."""
-    # orjson writes a time in a tenth of what `isoformat` takes.
+    # orjson takes a third of the time of `isoformat`, and each step writes four.
     seconds = orjson.dumps(moment.astimezone(UTC), option=orjson.OPT_OMIT_MICROSECONDS)[1:20]
     return f"{seconds.decode()}.{moment.microsecond // 1000:03}Z"
 

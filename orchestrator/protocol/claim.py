@@ -144,6 +144,8 @@ def losses(
 
     Entries beyond `count` are older, and void: they were counted before the step was retried.
     """
+    if not count and not new:
+        return NO_LOSSES
     at, _, entries = text.partition(" ")
     known = tuple(_read(entries.split())) if at == str(step) else ()
     known = known[max(len(known) - count, 0) :]

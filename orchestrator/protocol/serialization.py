@@ -31,7 +31,7 @@ _EXCLUDED = set(NOT_IN_HANDOFF)
 
 def handoff(state: AgentState) -> str:
     """Return the hand-off form of a state (JSON): everything but what is held elsewhere."""
-    return state.model_dump_json(exclude=_EXCLUDED, exclude_defaults=True)
+    return state.json_without(_EXCLUDED)
 
 
 class SlimSerializationConfig(Record):

@@ -5,11 +5,11 @@ Pure. Amounts are whole billionths of a dollar inside and `Decimal` outside, so 
 
 import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from enum import StrEnum
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 from pydantic import Field, PlainSerializer
 
@@ -38,8 +38,7 @@ class CallState(StrEnum):
     """The response cache answered in its place: no call was made."""
 
 
-@dataclass(frozen=True, slots=True)
-class CallSums:
+class CallSums(NamedTuple):
     """Numbers of calls, in the order in which they are stored. Money is in billionths of a USD."""
 
     calls: int = 0
@@ -56,8 +55,8 @@ class CallSums:
     estimated: int = 0
 
     @classmethod
-    def of(cls, usage: UsageStats, *, calls: int, cost: int) -> "CallSums":
-        """Return the numbers of `calls` with that usage and cost."""
+    def of(cls, usage: UsageStats, calls: int, cost: int, *, is_known: bool = True) -> "CallSums":
+        """Return the numbers of `calls` with that usage and cost, estimated unless it is known."""
         return cls(
             calls,
             usage.prompt_tokens,
@@ -67,19 +66,12 @@ class CallSums:
             usage.reasoning_tokens,
             usage.audio_tokens,
             cost,
+            estimated=0 if is_known else calls,
         )
 
-    @property
-    def numbers(self) -> list[int]:
-        """All of them, in order."""
-        return [getattr(self, name) for name in _NUMBERS]
-
-    def __add__(self, other: "CallSums") -> "CallSums":
+    def plus(self, other: "CallSums") -> "CallSums":
         """Return the sums of both."""
-        return CallSums(*map(operator.add, self.numbers, other.numbers))
-
-
-_NUMBERS = tuple(one.name for one in fields(CallSums))
+        return CallSums(*map(operator.add, self, other))
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +202,7 @@ class Summing:
         """Add a row."""
         group = self._groups.setdefault(tuple(value_of(row, key) for key in self._by), {})
         for sums in (group, self._whole):
-            sums[row.state] = sums.get(row.state, CallSums()) + row.sums
+            sums[row.state] = sums.get(row.state, CallSums()).plus(row.sums)
         self._guessed[row.model] = self._guessed.get(row.model, 0) + row.sums.default_priced
 
     def costs(self, since: date, until: date) -> Costs:
@@ -219,7 +211,7 @@ class Summing:
         found = [
             _row(dict(zip(by, values, strict=True)), states)
             for values, states in sorted(self._groups.items())
-            if any(any(sums.numbers) for sums in states.values())
+            if any(any(sums) for sums in states.values())
         ]
         if by and by[0] != "day":
             found.sort(key=lambda row: -(row.usd + row.ambiguous_usd))
@@ -244,7 +236,7 @@ def _row(group: dict[str, str], states: Mapping[str, CallSums]) -> CostRow:
     lost = states.get(CallState.LOST, nothing)
     ambiguous = states.get(CallState.AMBIGUOUS, nothing)
     cached = states.get(CallState.CACHED, nothing)
-    paid = committed + lost
+    paid = committed.plus(lost)
     return CostRow(
         group=group,
         calls=paid.calls,

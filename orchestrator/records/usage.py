@@ -179,7 +179,7 @@ def sum_usd(*amounts: float) -> float:
 
 def nano_usd(usd: float) -> int:
     """Return a step's cost in billionths of a dollar, as the scripts count it."""
-    return round(bounded_cost(usd) * NANO)
+    return round(min(usd, MOST_USD) * NANO) if usd > 0 else 0
 
 
 def is_plausible(usage: UsageStats, usd: float) -> bool:

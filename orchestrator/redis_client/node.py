@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 from redis import exceptions
 from redis._parsers.hiredis import NOT_ENOUGH_DATA, _AsyncHiredisParser
@@ -56,28 +56,6 @@ _SERIALIZER = HiredisRespSerializer()
 _QUICK = frozenset({"EVALSHA", "HGET", "HMGET", "HGETALL"})
 """None of ours has arguments that need more than hiredis."""
 _PLAIN = (str, bytes, int, type(None))
-
-
-class _Travels(Protocol):
-    @property
-    def command(self) -> tuple[Any, ...]: ...
-
-
-C = TypeVar("C", bound=_Travels)
-
-
-def next_trip(pending: deque[C]) -> list[C]:
-    """Take the calls that travel together next: bounded in number, and in bytes but for one."""
-    calls: list[C] = []
-    left = LARGEST_BYTES
-    while pending and left > 0 and len(calls) < LARGEST_TRIP:
-        calls.append(pending.popleft())
-        left -= _size(calls[-1].command)
-    return calls
-
-
-def _size(command: tuple[Any, ...]) -> int:
-    return sum([len(one) for one in command if one.__class__ is str or one.__class__ is bytes])
 
 
 class _PatientParser(_AsyncHiredisParser):
@@ -168,17 +146,20 @@ def _packed(command: tuple[Any, ...]) -> bytes:
     return b"".join(_SERIALIZER.pack(*command))
 
 
-async def exchange(client: Redis, commands: Sequence[tuple[Any, ...]]) -> list[Any]:
+async def exchange(
+    client: Redis, commands: Sequence[tuple[Any, ...]], packed: bytes = b""
+) -> list[Any]:
     """Send commands together and return their replies, a refused one's being the error.
 
-    Raises `redis.exceptions.RedisError` or `OSError` when the connection is lost.
+    `packed` is their wire form, where that is known. Raises `redis.exceptions.RedisError` or
+    `OSError` when the connection is lost.
     """
     pool: Any = client.connection_pool
     connection = await pool.get_connection()
     try:
-        packed = connection.pack_commands(commands)
+        packed = packed or b"".join(map(_packed, commands))
         if isinstance(connection, _Packed):
-            connection.allow_for(sum(map(len, packed)))
+            connection.allow_for(len(packed))
         await connection.send_packed_command(packed)
         return [await _reply(client, connection, str(command[0])) for command in commands]
     except BaseException:  # also a cancellation: its reply would answer another call
@@ -233,6 +214,8 @@ class Call:
     error: Any = None
     asking: bool = False
     hops: int = 0
+    packed: bytes = b""
+    """The command as it is sent, from its first trip on."""
 
     def answer(self, value: Any) -> None:
         """Complete the reply with the value, or with the error that it is."""
@@ -249,6 +232,22 @@ class Call:
             return await self.reply
         except (exceptions.RedisError, OSError) as error:
             raise explained(error) from None
+
+
+def next_trip(pending: deque[Call]) -> list[Call]:
+    """Take the calls that travel together next: bounded in number, and in bytes but for one."""
+    calls: list[Call] = []
+    left = LARGEST_BYTES
+    while pending and left > 0 and len(calls) < LARGEST_TRIP:
+        call = pending.popleft()
+        try:
+            call.packed = call.packed or _packed(call.command)
+        except Exception as error:  # noqa: BLE001 - its caller learns of it, the others travel
+            call.answer(error)
+            continue
+        left -= len(call.packed)
+        calls.append(call)
+    return calls
 
 
 class NodeConnection:
@@ -308,7 +307,8 @@ class NodeConnection:
     async def _round_trip(self, calls: list[Call]) -> list[Any]:
         try:
             if not [call for call in calls if call.asking]:
-                return await exchange(self.client, [call.command for call in calls])
+                packed = b"".join([call.packed for call in calls])
+                return await exchange(self.client, [call.command for call in calls], packed)
             commands: list[Command] = []
             for call in calls:
                 commands += [("ASKING",), call.command] if call.asking else [call.command]

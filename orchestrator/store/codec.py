@@ -1,7 +1,7 @@
 """Stored fields to records and back. Pure: bytes and text in, records out."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -49,12 +49,16 @@ READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})
 MESSAGES: TypeAdapter[Messages] = TypeAdapter(Messages)
 EPOCH = datetime.fromtimestamp(0, UTC)
 _NOTHING_LOST = LostUse()
+KEPT_BYTES = 8 * 1024 * 1024
+"""JSON of steps from which a worker keeps what it has read."""
+_NOTHING_JOURNALED = Journal()
 _BY_A_SCRIPT = "s"
+_OF_A_STEP_APART = {"outcome"}
 
 
 def moment(milliseconds: str | float) -> datetime:
     """Return Redis's time in milliseconds as UTC."""
-    return EPOCH + timedelta(milliseconds=int(milliseconds))
+    return datetime.fromtimestamp(int(milliseconds) / 1000, UTC)
 
 
 def milliseconds(at: datetime) -> int:
@@ -105,7 +109,7 @@ def check_version(header: Mapping[str, str]) -> bool:
 
 def stored_step(logged: LoggedStep) -> str:
     """Return a log field. Its outcome stands apart: claims read the log, and never outcomes."""
-    return packed(logged.model_copy(update={"outcome": None}).to_json())
+    return packed(logged.json_without(_OF_A_STEP_APART))
 
 
 def stored_agent(agent: RunAgent) -> Fields:
@@ -235,23 +239,25 @@ def log_begin(header: Fields) -> int:
     return int((header.get("since") or "0").partition(" ")[0])
 
 
-@contextmanager
-def writing() -> Iterator[None]:
-    """Raise `SerializationError` for a value that cannot be stored, whoever has let it through."""
-    try:
-        yield
-    except (ValueError, TypeError, RecursionError) as error:
-        msg = f"a record of the step cannot be stored: {str(error)[:300]}"
-        raise SerializationError(msg) from error
+class _Translation:
+    """Raises `SerializationError` for errors of some kinds; a generator would take four times."""
+
+    def __init__(self, what: str, *kinds: type[Exception], longest: int | None = None) -> None:
+        self._what, self._kinds, self._longest = what, kinds, longest
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, self._kinds):
+            raise SerializationError(f"{self._what}: {str(error)[: self._longest]}") from error
 
 
-@contextmanager
-def _reading() -> Iterator[None]:
-    try:
-        yield
-    except (ValueError, KeyError) as error:
-        msg = f"a record of the run cannot be read: {error}"
-        raise SerializationError(msg) from error
+writing = _Translation(
+    "a record of the step cannot be stored", ValueError, TypeError, RecursionError, longest=300
+)
+"""For values that cannot be stored, whoever has let them through."""
+_reading = _Translation("a record of the run cannot be read", ValueError, KeyError)
 
 
 def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> list[LoggedStep]:
@@ -259,7 +265,7 @@ def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> 
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading():
+    with _reading:
         log = [LoggedStep.from_json(step) for step in _steps(fields, first)]
         return [_with_outcome(step, outcomes) for step in log] if outcomes else log
 
@@ -269,26 +275,51 @@ def load_results(fields: Fields, first: int = 0) -> list[LoggedResult]:
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading():
+    with _reading:
         return [LoggedResult.from_json(step) for step in _steps(fields, first)]
 
 
-def load_said(fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
-    """Return the parts of the same steps that a claim needs: messages, and calls to look up.
+class StepReader:
+    """Reads what claims need of logged steps, and keeps it by the text that is stored.
 
-    Raises `SerializationError` when a record cannot be read.
+    A claim reads all steps of its run, most of them as the claim before did. The same text says the
+    same, whoever wrote it: what is kept is never out of date. It comes from at most `most` bytes of
+    JSON; what was not read for longest goes first.
     """
-    with _reading():
-        steps = _steps(fields, first)
-        # Without pydantic's wrapper, a tenth of it: a claim does this for every earlier step.
-        read = StepMessages.__pydantic_validator__.validate_json
-        found = [read(one) for one in steps]
-    return for_its_agent(found), LoggedCalls(steps)
+
+    def __init__(self, most: int = KEPT_BYTES) -> None:
+        self._most, self._size = most, 0
+        self._kept: OrderedDict[str, tuple[bytes, StepMessages]] = OrderedDict()
+
+    def said(self, fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
+        """Return the messages of the steps from `first` on, and their calls to look up.
+
+        Raises `SerializationError` when a record cannot be read.
+        """
+        with _reading:
+            found = [self._read(one) for one in _stored_steps(fields, first)]
+        return for_its_agent([one for _, one in found]), LoggedCalls([plain for plain, _ in found])
+
+    def _read(self, stored: str) -> tuple[bytes, StepMessages]:
+        if (known := self._kept.get(stored)) is not None:
+            self._kept.move_to_end(stored)
+            return known
+        plain = unpacked(stored)
+        self._kept[stored] = found = (plain, StepMessages.from_json(plain))
+        self._size += len(plain)
+        while self._size > self._most:
+            _, (gone, _) = self._kept.popitem(last=False)
+            self._size -= len(gone)
+        return found
 
 
 def _steps(fields: Fields, first: int) -> list[bytes]:
+    return [unpacked(one) for one in _stored_steps(fields, first)]
+
+
+def _stored_steps(fields: Fields, first: int) -> list[str]:
     numbers = sorted(int(name) for name in fields if name.isdigit())
-    return [unpacked(fields[str(number)]) for number in numbers if number >= first]
+    return [fields[str(number)] for number in numbers if number >= first]
 
 
 def load_errors(header: Fields, fields: Fields) -> tuple[int, list[LoggedErrors]]:
@@ -296,14 +327,14 @@ def load_errors(header: Fields, fields: Fields) -> tuple[int, list[LoggedErrors]
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading():
+    with _reading:
         execution = HandOff.from_json(unpacked(header["slim"])).info.execution
         return execution, [LoggedErrors.from_json(step) for step in _steps(fields, 0)]
 
 
 def load_used(header: Fields) -> Used:
     """Return what a run's newest execution has used. Raises `SerializationError`."""
-    with _reading():
+    with _reading:
         used = Used.from_json(unpacked(header["slim"]))
         return used.model_copy(update={"lost": load_lost_use(header)[0]})
 
@@ -330,7 +361,7 @@ def load_outcome(stored: str | None) -> ContinuationOutcome | None:
     """Return a stored outcome, if there is one. Raises `SerializationError`."""
     if not stored:
         return None
-    with _reading():
+    with _reading:
         return ContinuationOutcome.from_json(unpacked(stored))
 
 
@@ -348,7 +379,7 @@ def load_messages(
     Raises `SerializationError` when a record cannot be read.
     """
     messages = [Message.system(system)] if system else []
-    with _reading():
+    with _reading:
         for number in _earlier_inputs(fields, first):
             messages.extend(MESSAGES.validate_json(fields[f"input:{number}"]))
         for number in range(len(said) + 1):
@@ -367,7 +398,7 @@ def load_history(
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading():
+    with _reading:
         inputs = {
             int(name[6:]): MESSAGES.validate_json(given)
             for name, given in fields.items()
@@ -405,7 +436,7 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
     Raises `SerializationError` when a record cannot be read.
     """
     check_version(header)
-    with _reading():
+    with _reading:
         state = AgentState.from_json(unpacked(header["slim"]))
         started = header.get("execution_started")
         info = state.info.model_copy(
@@ -432,7 +463,7 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
 def load_end(header: Fields) -> EndState:
     """Return what a result has of an ended run's state. Raises `SerializationError`."""
     check_version(header)
-    with _reading():
+    with _reading:
         state = EndState.from_json(unpacked(header["slim"]))
     outcome = load_outcome(header.get("outcome"))
     return state.model_copy(update={"last_continuation_outcome": outcome}) if outcome else state
@@ -441,7 +472,7 @@ def load_end(header: Fields) -> EndState:
 def load_journal(fields: Fields) -> Journal:
     """Return the journal of the open step. Raises `SerializationError`."""
     if not fields:
-        return Journal()
+        return _NOTHING_JOURNALED
     response, memory = fields.get("response"), fields.get("memory")
     try:
         return Journal(

@@ -86,33 +86,30 @@ class TaskMessages:
         self._queue = queue
         self._task = task
         self._signing = signing
-        self._template = _celerys_own_message(queue, task)
+        message = _celerys_own_message(queue, task)
+        message["body"] = "\0body"
+        message["headers"] |= {"id": "\0id", "root_id": "\0id"}
+        message["headers"] |= {"shadow": "\0label", "argsrepr": "\0args"}
+        message["headers"] |= {HEADER: "\0signature"} if signing else {}
+        message["properties"] |= {"correlation_id": "\0id", "delivery_tag": "\0tag"}
+        self._pieces = re.split(r'"\\u0000(\w+)"', orjson.dumps(message).decode())
+        """Its text, with the names of what differs between the pieces that do not."""
 
     def of(self, work: Work, label: str) -> str:
         """Return the message (JSON) that makes a worker look at `work`, shown as `label`."""
-        task_id, args = _random_id(), work.args
-        headers = {
-            **self._template["headers"],
-            "id": task_id,
-            "root_id": task_id,
-            "shadow": label,
-            "argsrepr": repr(args),
+        args = work.args
+        signature = self._signing.sign(self._task, self._queue, args) if self._signing else ""
+        own = {
+            "id": f'"{_random_id()}"',
+            "tag": f'"{_random_id()}"',
+            "body": f'"{base64.b64encode(orjson.dumps([args, {}, _EMBED])).decode()}"',
+            "label": orjson.dumps(label).decode(),
+            "args": orjson.dumps(repr(args)).decode(),
+            "signature": orjson.dumps(signature).decode(),
         }
-        if self._signing:
-            headers[HEADER] = self._signing.sign(self._task, self._queue, args)
-        properties = {
-            **self._template["properties"],
-            "correlation_id": task_id,
-            "delivery_tag": _random_id(),
-        }
-        body = orjson.dumps([args, {}, _EMBED])
-        message = {
-            **self._template,
-            "body": base64.b64encode(body).decode(),
-            "headers": headers,
-            "properties": properties,
-        }
-        return orjson.dumps(message).decode()
+        pieces = self._pieces.copy()
+        pieces[1::2] = [own[name] for name in pieces[1::2]]
+        return "".join(pieces)
 
 
 def _random_id() -> str:

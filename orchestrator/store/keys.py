@@ -113,8 +113,8 @@ class Keys:
 
     def script_keys(self, run_id: str, queue: str | None) -> list[str]:
         """Return KEYS of a run's script: header, due index and, if it pushes, the broker list."""
-        shard = self.shard_of(run_id)
-        keys = [f"{self.tag(shard)}run:{run_id}", self.due(shard)]
+        tag = self.tag(self.shard_of(run_id))
+        keys = [f"{tag}run:{run_id}", f"{tag}due"]
         return [*keys, queue] if queue else keys
 
 

@@ -7,6 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
+from itertools import chain
 from typing import Any
 
 from redis.exceptions import NoScriptError, RedisError, ResponseError
@@ -166,7 +167,7 @@ async def run_script(
 
 def flat(fields: Mapping[str, Any]) -> list[Any]:
     """Return fields as Redis takes them: name, value, name, value."""
-    return [item for pair in fields.items() for item in pair]
+    return list(chain.from_iterable(fields.items()))
 
 
 def detail_of(reply: Sequence[Any]) -> str:

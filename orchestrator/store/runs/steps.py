@@ -1,7 +1,6 @@
 """Claim, journal, commit: the scripts of a step, bound to records; deaths of its processes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -32,15 +31,15 @@ from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.responses import LLMResponse
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.records.steps import SHORTENED
+from stepfleet.orchestrator.records.steps import SHORTENED, LoggedStep
 from stepfleet.orchestrator.records.usage import nano_usd
 from stepfleet.orchestrator.store.codec import (
     Fields,
+    StepReader,
     duration,
     load_history,
     load_journal,
     load_messages,
-    load_said,
     load_state,
     load_wait,
     log_begin,
@@ -91,6 +90,7 @@ class StepStore(Gateway):
         self.lease, self.grace = opened.settings.lease, opened.settings.grace
         self.worker = opened.worker
         self.calls = calls
+        self._steps = StepReader()
         self.has_price: Callable[[AgentConfig, str], bool] = lambda _, __: True
 
     async def prepare(self) -> None:
@@ -114,9 +114,8 @@ class StepStore(Gateway):
             self._scripts, (hint.run_id, *owned), reply
         ):
             return Refusal(Refused.STALE, LOST_WHILE_READ)
-        header = dict(
-            given for given in zip(_HEADER, reply[2], strict=True) if given[1] is not None
-        )
+        read = zip(_HEADER, reply[2], strict=True)
+        header = {name: value for name, value in read if value is not None}
         try:
             return await self._load(hint, token, moment(reply[1]), header, reply)
         except StoreError:
@@ -177,16 +176,16 @@ class StepStore(Gateway):
         `SerializationError` for a value that cannot be stored.
         """
         if verdict.waiting is not None:
-            with writing():
+            with writing:
                 return _committed(await self.calls.park(claim, verdict, verdict.waiting, events))
         following = Work(claim.run_id, claim.step + (verdict.logged is not None))
         goes_on = verdict.move in (Move.CONTINUE, Move.RELEASE) and not verdict.delay and publish
         handoff = verdict.logged.handoff if verdict.logged else None
         agent = handoff.to.name if handoff else claim.config.name
         message = self._dispatch.message(following, agent) if goes_on else ""
-        with writing():
-            verdict, ledger = self._entered(claim, verdict)
-            fields = self._commit_fields(verdict, events, message) | ledger
+        with writing:
+            logged, ledger = self._entered(claim, verdict)
+            fields = self._commit_fields(verdict, logged, events, message) | ledger
         if verdict.hold:
             fields["hold"] = verdict.hold
         if handoff:
@@ -232,8 +231,10 @@ class StepStore(Gateway):
         """Have a run that waits for a limit looked at after the grace time."""
         await self._scripts.run("shelve", run_id, "", "", duration(self.grace))
 
-    def _commit_fields(self, verdict: Verdict, events: Events, message: str) -> dict[str, Any]:
-        result, state = verdict.logged.result if verdict.logged else None, verdict.state
+    def _commit_fields(
+        self, verdict: Verdict, logged: LoggedStep | None, events: Events, message: str
+    ) -> dict[str, Any]:
+        result, state = logged.result if logged else None, verdict.state
         usage = result.usage if result else None
         fields: dict[str, Any] = {
             "verdict": verdict.move,
@@ -244,7 +245,7 @@ class StepStore(Gateway):
             "event_count": len(events),
         }
         optional = {
-            "log": stored_step(verdict.logged) if verdict.logged else "",
+            "log": stored_step(logged) if logged else "",
             "want": Want.CANCEL if state.stop_requested else "",
             "delay": duration(verdict.delay),
             "message": message,
@@ -268,15 +269,14 @@ class StepStore(Gateway):
             fields["estimated"] = "1"
         return fields
 
-    def _entered(self, claim: Claim, verdict: Verdict) -> tuple[Verdict, dict[str, Any]]:
-        """Return the verdict with the models that no table has, and what the ledger gets."""
+    def _entered(self, claim: Claim, verdict: Verdict) -> tuple[LoggedStep | None, dict[str, Any]]:
+        """Return the step with the models that no table has, and what the ledger gets."""
         fields: dict[str, Any] = {}
         config, logged = claim.config, verdict.logged
         if logged is not None:
             payer = Payer(claim.tenant or "", config.name, claim.payer, config.model)
             if models := default_priced(logged, payer, partial(self.has_price, config)):
                 logged = logged.model_copy(update={"default_priced": models})
-                verdict = replace(verdict, logged=logged)
                 fields["guessed"] = nano_usd(logged.result.cost_usd)
             if lines := lines_of(logged, payer):
                 fields |= {"ledger": lines, "kept": self._settings.ledger_days}
@@ -284,7 +284,7 @@ class StepStore(Gateway):
             fields["failed"] = stored_losses(verdict.failed, verdict.entered)
         if verdict.guess:
             fields["guess"] = stored_guesses(verdict.guess)
-        return verdict, fields
+        return logged, fields
 
     async def _load(
         self, hint: Work, token: str, now: datetime, header: Fields, reply: list[Any]
@@ -293,7 +293,7 @@ class StepStore(Gateway):
         config = await self._configs.of_run(header)
         fields = pairs(reply[3])
         first = log_begin(header) if header.get("since") else 0
-        said, calls = load_said(fields, first)
+        said, calls = self._steps.said(fields, first)
         messages = load_messages(config.instructions, fields, said, first)
         state = load_state(header, messages, calls, now)
         history = None

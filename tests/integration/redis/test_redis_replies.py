@@ -131,6 +131,16 @@ async def test_what_the_server_tells_unasked_is_nobodys_reply(resp3: Redis) -> N
     assert replies[2:] == ["1", True, "behind", "2"]
 
 
+async def test_a_command_that_cannot_be_sent_fails_alone(connection: Connection) -> None:
+    commands = [("SET", "reply:sent", "1"), ("HGET", "reply:hash", object()), ("GET", "reply:sent")]
+    replies = await asyncio.gather(
+        *(connection.send(*command) for command in commands), return_exceptions=True
+    )
+
+    assert replies[::2] == [True, "1"]
+    assert isinstance(replies[1], Exception)
+
+
 async def test_a_refusal_in_a_list_is_part_of_the_reply(connection: Connection) -> None:
     script = "return {redis.error_reply('ERR no'), 'yes'}"
     replies = await exchange(connection.client, [("ECHO", "x"), ("EVAL", script, 0), ("ECHO", "y")])
