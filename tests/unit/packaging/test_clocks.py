@@ -16,6 +16,7 @@ LOCAL = (
     "orchestrator/tools/builtin.py",
     "worker/testing",
     "worker/engine/transport",
+    "worker/engine/consumer.py",  # the stamp of a task event, as Celery's own dispatcher has it
     "worker/models/http_model.py",  # compared with a Retry-After that is a date
     "worker/models/tokens.py",  # compared with the date at which a token of another service expires
 )
