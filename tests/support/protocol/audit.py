@@ -57,7 +57,7 @@ return { t[1] * 1000 + math.floor(t[2] / 1000), queued, shards, runs, calls }
 SHIFT = """
 for i = 2, #ARGV, 3 do
   local key = ARGV[i]
-  if tonumber(redis.call('HGET', key, 'lease')) > 0 then
+  if tonumber(redis.call('HGET', key, 'lease') or 0) > 0 then
     redis.call('HINCRBY', key, 'lease', -ARGV[1])
   end
   local wait = cjson.decode(redis.call('HGET', key, 'wait') or '{}')
