@@ -124,7 +124,7 @@ class Command(TyperCommand):
         self, info_name: str | None, args: list[str], parent: Any = None, **extra: Any
     ) -> Any:
         """Return the context of the command itself, which then runs."""
-        asks = not args or extra.get("resilient_parsing") or not set(args).isdisjoint(_HELP_OPTIONS)
+        asks = extra.get("resilient_parsing") or not set(args).isdisjoint(_HELP_OPTIONS)
         command = self.load(runs=not asks)
         if not gc.isenabled():
             gc.freeze()  # what modules have made stays
