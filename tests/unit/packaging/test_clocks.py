@@ -15,6 +15,7 @@ LOCAL = (
     "orchestrator/store/fleet/quarantine",  # shown to people beside the message
     "orchestrator/tools/builtin.py",
     "worker/testing",
+    "worker/engine/consumer.py",  # the time stamp that Celery's events have
     "worker/engine/transport",
     "worker/engine/consumer.py",  # the stamp of a task event, as Celery's own dispatcher has it
     "worker/models/http_model.py",  # compared with a Retry-After that is a date
