@@ -17,7 +17,6 @@ LOCAL = (
     "worker/testing",
     "worker/engine/consumer.py",  # the time stamp that Celery's events have
     "worker/engine/transport",
-    "worker/engine/consumer.py",  # the stamp of a task event, as Celery's own dispatcher has it
     "worker/models/http_model.py",  # compared with a Retry-After that is a date
     "worker/models/tokens.py",  # compared with the date at which a token of another service expires
 )
