@@ -11,14 +11,7 @@ from stepfleet.orchestrator.continuation.error_policy import (
     ErrorPolicy,
     resolve,
 )
-from stepfleet.orchestrator.continuation.guards import (
-    ALLOW,
-    FORBID,
-    REQUEST,
-    STOP,
-    evaluation,
-    frequent_evaluation,
-)
+from stepfleet.orchestrator.continuation.guards import ALLOW, FORBID, REQUEST, STOP, evaluation
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.outcome import (
     ContinuationDecision,
@@ -105,7 +98,7 @@ class ToolCallPresenceCheck:
             reason = "the last step called tools; the model has to see their results"
         else:
             reason = "the last step called no tools"
-        return frequent_evaluation(type(self).__name__, decision, reason, steps=state.step_count)
+        return evaluation(self, decision, reason, {"steps": state.step_count})
 
 
 class WorkAssumed:
@@ -121,7 +114,7 @@ class WorkAssumed:
     def explain(self, state: AgentState) -> ContinuationEvaluation:
         """Return the request with its reason."""
         reason = "the agent's code is not here; work may be left by its criteria"
-        return frequent_evaluation(type(self).__name__, self.decide(state), reason)
+        return evaluation(self, self.decide(state), reason, {})
 
 
 def _is_paused(last: LastStep) -> bool:
@@ -154,9 +147,7 @@ class PendingRetry:
             reason = "the last step failed and the policy stops"
         else:
             reason = "the last step did not fail"
-        return frequent_evaluation(
-            type(self).__name__, decision, reason, consecutiveFailures=failures
-        )
+        return evaluation(self, decision, reason, {"consecutiveFailures": failures})
 
     def _look(self, state: AgentState) -> tuple[ContinuationDecision, ErrorHandlingDecision, int]:
         context = self.resolver(state)

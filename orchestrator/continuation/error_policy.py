@@ -11,12 +11,7 @@ from typing import Self
 
 from pydantic import Field
 
-from stepfleet.orchestrator.continuation.guards import (
-    ALLOW,
-    FORBID,
-    evaluation,
-    frequent_evaluation,
-)
+from stepfleet.orchestrator.continuation.guards import ALLOW, FORBID, evaluation
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.errors import ErrorContext, ErrorInfo, ErrorType
 from stepfleet.orchestrator.records.outcome import (
@@ -173,6 +168,8 @@ class ErrorPolicyCriterion:
         failures = self.resolver(state)
         handling = self.policy.decide(failures)
         forbids = handling is ErrorHandlingDecision.STOP
+        exhausted = self.policy.is_exhausted(failures)
+        stop_reason = StopReason.RETRY_LIMIT if exhausted else StopReason.ERROR
         context = {
             "errorType": failures.type.value,
             "consecutiveFailures": failures.consecutive_failures,
@@ -183,12 +180,6 @@ class ErrorPolicyCriterion:
         }
         if failures.code:
             context["errorCode"] = failures.code
-        if failures.consecutive_failures == 0:
-            return frequent_evaluation(
-                type(self).__name__, ALLOW, "the last step did not fail", **context
-            )
-        exhausted = self.policy.is_exhausted(failures)
-        stop_reason = StopReason.RETRY_LIMIT if exhausted else StopReason.ERROR
         return evaluation(
             self,
             FORBID if forbids else ALLOW,
@@ -200,6 +191,8 @@ class ErrorPolicyCriterion:
     def _reason(
         self, failures: ErrorContext, handling: ErrorHandlingDecision, *, exhausted: bool
     ) -> str:
+        if failures.consecutive_failures == 0:
+            return "the last step did not fail"
         where = f" in tool {failures.tool_name}" if failures.tool_name else ""
         code = f" {failures.code}" if failures.code else ""
         follows = f"failure {failures.consecutive_failures} in a row, "

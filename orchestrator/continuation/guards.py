@@ -7,7 +7,6 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Protocol, runtime_checkable
 
 from stepfleet.orchestrator.records.outcome import (
@@ -23,9 +22,6 @@ FORBID = ContinuationDecision.FORBID_CONTINUATION
 ALLOW = ContinuationDecision.ALLOW_CONTINUATION
 REQUEST = ContinuationDecision.REQUEST_CONTINUATION
 STOP = ContinuationDecision.ALLOW_STOP
-
-KEPT = 1024
-"""Evaluations that are kept: most steps have those of a step before, of any run."""
 
 
 @runtime_checkable
@@ -57,26 +53,8 @@ def evaluation(
     stop_reason: StopReason | None = None,
 ) -> ContinuationEvaluation:
     """Return an evaluation by `criterion`; the values are known to be valid."""
-    return _evaluation(type(criterion).__name__, decision, reason, context, stop_reason)
-
-
-@lru_cache(KEPT, typed=True)
-def frequent_evaluation(
-    criterion: str, decision: ContinuationDecision, reason: str, **context: Any
-) -> ContinuationEvaluation:
-    """Return an evaluation of a few short values, made once for all steps that have these."""
-    return _evaluation(criterion, decision, reason, context)
-
-
-def _evaluation(
-    criterion: str,
-    decision: ContinuationDecision,
-    reason: str,
-    context: dict[str, Any],
-    stop_reason: StopReason | None = None,
-) -> ContinuationEvaluation:
     return ContinuationEvaluation.model_construct(
-        criterion=criterion,
+        criterion=type(criterion).__name__,
         decision=decision,
         reason=reason,
         context=context,
@@ -124,8 +102,29 @@ class Maximum(ABC):
 
     def explain(self, state: AgentState) -> ContinuationEvaluation:
         """Return the decision with both numbers."""
-        numbers = self.measure(state), self.below(state), self.lost(state)
-        return _compared(type(self), self.maximum, self.decide(state), *numbers)
+        value, decision = self.measure(state), self.decide(state)
+        reached, unit = decision is FORBID, self.unit
+        relation = "has reached" if reached else "is below"
+        context = {"value": value, "limit": self.maximum}
+        of_them = ""
+        if parts := self._parts(state):
+            told = [f"{_shown(part)}{unit} of them {_PARTS[name]}" for name, part in parts.items()]
+            of_them = f" ({', '.join(told)})"
+            context |= parts
+        return evaluation(
+            self,
+            decision,
+            f"{self.what}: {_shown(value)}{unit}{of_them} {relation} the limit of "
+            f"{_shown(self.maximum)}{unit}",
+            context,
+            self.stop_reason if reached else None,
+        )
+
+    def _parts(self, state: AgentState) -> dict[str, Number]:
+        below, lost = self.below(state), self.lost(state)
+        if not below and not lost:
+            return {}
+        return {name: part for name, part in (("below", below), ("lost", lost)) if part}
 
     def idle(self, reached: ContinuationEvaluation) -> ContinuationEvaluation:
         """Return the evaluation `reached` in the words of a limit that prevented nothing."""
@@ -133,30 +132,6 @@ class Maximum(ABC):
         numbers = f"{_shown(value)}{unit} of {_shown(self.maximum)}{unit}"
         reason = f"{self.what}: {numbers}, nothing was left to do"
         return reached.model_copy(update={"reason": reason})
-
-
-@lru_cache(KEPT, typed=True)
-def _compared(
-    limit: type[Maximum],
-    maximum: Number,
-    decision: ContinuationDecision,
-    value: Number,
-    below: Number,
-    lost: Number,
-) -> ContinuationEvaluation:
-    reached, unit = decision is FORBID, limit.unit
-    relation = "has reached" if reached else "is below"
-    parts = {name: part for name, part in (("below", below), ("lost", lost)) if part}
-    told = [f"{_shown(part)}{unit} of them {_PARTS[name]}" for name, part in parts.items()]
-    of_them = f" ({', '.join(told)})" if told else ""
-    return _evaluation(
-        limit.__name__,
-        decision,
-        f"{limit.what}: {_shown(value)}{unit}{of_them} {relation} the limit of "
-        f"{_shown(maximum)}{unit}",
-        {"value": value, "limit": maximum, **parts},
-        limit.stop_reason if reached else None,
-    )
 
 
 _PARTS = {"below": "of runs below it", "lost": "of attempts that were not committed"}
@@ -262,7 +237,7 @@ class FinishReasonCheck:
 
     def __init__(self, reasons: Iterable[FinishReason] = ()) -> None:
         self.reasons = frozenset(FinishReason(reason) for reason in reasons)
-        self._named = tuple(sorted(reason.value for reason in self.reasons))
+        self._named = sorted(reason.value for reason in self.reasons)
 
     def decide(self, state: AgentState) -> ContinuationDecision:
         """Forbid on a configured reason, else allow."""
@@ -273,21 +248,14 @@ class FinishReasonCheck:
         """Return the decision with the reason that was found."""
         decision = self.decide(state)
         found = state.current_step.finish_reason.value if state.current_step else None
-        return _found(type(self).__name__, decision, found, self._named)
-
-
-@lru_cache(KEPT)
-def _found(
-    criterion: str, decision: ContinuationDecision, found: str | None, ends_on: tuple[str, ...]
-) -> ContinuationEvaluation:
-    word = "is one that ends the run" if decision is FORBID else "does not end the run"
-    return _evaluation(
-        criterion,
-        decision,
-        f"finish reason {found or 'none yet'} {word}",
-        {"finish_reason": found, "ends_on": list(ends_on)},
-        StopReason.FINISH_REASON if decision is FORBID else None,
-    )
+        word = "is one that ends the run" if decision is FORBID else "does not end the run"
+        return evaluation(
+            self,
+            decision,
+            f"finish reason {found or 'none yet'} {word}",
+            {"finish_reason": found, "ends_on": list(self._named)},
+            StopReason.FINISH_REASON if decision is FORBID else None,
+        )
 
 
 class StopRequested:
@@ -300,7 +268,7 @@ class StopRequested:
     def explain(self, state: AgentState) -> ContinuationEvaluation:
         """Return the decision with the note that came with the cancel."""
         if state.stop_requested is None:
-            return frequent_evaluation(type(self).__name__, ALLOW, "no cancel was requested")
+            return evaluation(self, ALLOW, "no cancel was requested", {})
         return self.because(state.stop_requested)
 
     @classmethod

@@ -1,6 +1,5 @@
 """Stored fields to records and back. Pure: bytes and text in, records out."""
 
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +17,7 @@ from stepfleet.orchestrator.protocol.waiting import StepWait, WaitReason
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.records.calls.answers import Answer
-from stepfleet.orchestrator.records.calls.tools import LoggedCalls, ToolCallRecord
+from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.ledger import bare_name
 from stepfleet.orchestrator.records.memory_window import Remembered, Window
@@ -38,8 +37,6 @@ from stepfleet.orchestrator.records.steps import (
     LoggedResult,
     LoggedStep,
     RunAgent,
-    StepMessages,
-    for_its_agent,
 )
 from stepfleet.orchestrator.records.usage import NANO, LostUse, Spent
 from stepfleet.orchestrator.store.compression import packed, unpacked
@@ -49,8 +46,6 @@ READABLE_VERSIONS = frozenset({SCHEMA_VERSION, SCHEMA_VERSION - 1})
 MESSAGES: TypeAdapter[Messages] = TypeAdapter(Messages)
 EPOCH = datetime.fromtimestamp(0, UTC)
 _NOTHING_LOST = LostUse()
-KEPT_BYTES = 8 * 1024 * 1024
-"""JSON of steps from which a worker keeps what it has read."""
 _NOTHING_JOURNALED = Journal()
 _BY_A_SCRIPT = "s"
 _OF_A_STEP_APART = {"outcome"}
@@ -257,7 +252,7 @@ writing = _Translation(
     "a record of the step cannot be stored", ValueError, TypeError, RecursionError, longest=300
 )
 """For values that cannot be stored, whoever has let them through."""
-_reading = _Translation("a record of the run cannot be read", ValueError, KeyError)
+reading = _Translation("a record of the run cannot be read", ValueError, KeyError)
 
 
 def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> list[LoggedStep]:
@@ -265,7 +260,7 @@ def load_log(fields: Fields, outcomes: Fields | None = None, first: int = 0) -> 
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading:
+    with reading:
         log = [LoggedStep.from_json(step) for step in _steps(fields, first)]
         return [_with_outcome(step, outcomes) for step in log] if outcomes else log
 
@@ -275,49 +270,16 @@ def load_results(fields: Fields, first: int = 0) -> list[LoggedResult]:
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading:
+    with reading:
         return [LoggedResult.from_json(step) for step in _steps(fields, first)]
 
 
-class StepReader:
-    """Reads what claims need of logged steps, and keeps it by the text that is stored.
-
-    A claim reads all steps of its run, most of them as the claim before did. The same text says the
-    same, whoever wrote it: what is kept is never out of date. It comes from at most `most` bytes of
-    JSON; what was not read for longest goes first.
-    """
-
-    def __init__(self, most: int = KEPT_BYTES) -> None:
-        self._most, self._size = most, 0
-        self._kept: OrderedDict[str, tuple[bytes, StepMessages]] = OrderedDict()
-
-    def said(self, fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
-        """Return the messages of the steps from `first` on, and their calls to look up.
-
-        Raises `SerializationError` when a record cannot be read.
-        """
-        with _reading:
-            found = [self._read(one) for one in _stored_steps(fields, first)]
-        return for_its_agent([one for _, one in found]), LoggedCalls([plain for plain, _ in found])
-
-    def _read(self, stored: str) -> tuple[bytes, StepMessages]:
-        if (known := self._kept.get(stored)) is not None:
-            self._kept.move_to_end(stored)
-            return known
-        plain = unpacked(stored)
-        self._kept[stored] = found = (plain, StepMessages.from_json(plain))
-        self._size += len(plain)
-        while self._size > self._most:
-            _, (gone, _) = self._kept.popitem(last=False)
-            self._size -= len(gone)
-        return found
-
-
 def _steps(fields: Fields, first: int) -> list[bytes]:
-    return [unpacked(one) for one in _stored_steps(fields, first)]
+    return [unpacked(one) for one in stored_steps(fields, first)]
 
 
-def _stored_steps(fields: Fields, first: int) -> list[str]:
+def stored_steps(fields: Fields, first: int) -> list[str]:
+    """Return the log's fields of the steps from `first` on, in their order."""
     numbers = sorted(int(name) for name in fields if name.isdigit())
     return [fields[str(number)] for number in numbers if number >= first]
 
@@ -327,14 +289,14 @@ def load_errors(header: Fields, fields: Fields) -> tuple[int, list[LoggedErrors]
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading:
+    with reading:
         execution = HandOff.from_json(unpacked(header["slim"])).info.execution
         return execution, [LoggedErrors.from_json(step) for step in _steps(fields, 0)]
 
 
 def load_used(header: Fields) -> Used:
     """Return what a run's newest execution has used. Raises `SerializationError`."""
-    with _reading:
+    with reading:
         used = Used.from_json(unpacked(header["slim"]))
         return used.model_copy(update={"lost": load_lost_use(header)[0]})
 
@@ -361,7 +323,7 @@ def load_outcome(stored: str | None) -> ContinuationOutcome | None:
     """Return a stored outcome, if there is one. Raises `SerializationError`."""
     if not stored:
         return None
-    with _reading:
+    with reading:
         return ContinuationOutcome.from_json(unpacked(stored))
 
 
@@ -379,7 +341,7 @@ def load_messages(
     Raises `SerializationError` when a record cannot be read.
     """
     messages = [Message.system(system)] if system else []
-    with _reading:
+    with reading:
         for number in _earlier_inputs(fields, first):
             messages.extend(MESSAGES.validate_json(fields[f"input:{number}"]))
         for number in range(len(said) + 1):
@@ -398,7 +360,7 @@ def load_history(
 
     Raises `SerializationError` when a record cannot be read.
     """
-    with _reading:
+    with reading:
         inputs = {
             int(name[6:]): MESSAGES.validate_json(given)
             for name, given in fields.items()
@@ -436,7 +398,7 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
     Raises `SerializationError` when a record cannot be read.
     """
     check_version(header)
-    with _reading:
+    with reading:
         state = AgentState.from_json(unpacked(header["slim"]))
         started = header.get("execution_started")
         info = state.info.model_copy(
@@ -463,7 +425,7 @@ def load_state(header: Fields, messages: Messages, calls: ToolResults, now: date
 def load_end(header: Fields) -> EndState:
     """Return what a result has of an ended run's state. Raises `SerializationError`."""
     check_version(header)
-    with _reading:
+    with reading:
         state = EndState.from_json(unpacked(header["slim"]))
     outcome = load_outcome(header.get("outcome"))
     return state.model_copy(update={"last_continuation_outcome": outcome}) if outcome else state

@@ -35,7 +35,6 @@ from stepfleet.orchestrator.records.steps import SHORTENED, LoggedStep
 from stepfleet.orchestrator.records.usage import nano_usd
 from stepfleet.orchestrator.store.codec import (
     Fields,
-    StepReader,
     duration,
     load_history,
     load_journal,
@@ -61,6 +60,7 @@ from stepfleet.orchestrator.store.codec import (
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.ledger import Payer, default_priced, lines_of
 from stepfleet.orchestrator.store.lua import RunScripts, detail_of, load
+from stepfleet.orchestrator.store.runs.step_reader import StepReader
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
 
 _COMPLETE = 6

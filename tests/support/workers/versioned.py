@@ -24,10 +24,10 @@ def become(version: int) -> None:
     base.SCHEMA_VERSION = version
     if version <= OURS:
         return
-    write, read = base.Record.to_json, base.Record.from_json.__func__  # type: ignore[attr-defined]
+    write, read = base.Record.json_without, base.Record.from_json.__func__  # type: ignore[attr-defined]
 
-    def to_json(record: base.Record) -> str:
-        text = write(record)
+    def json_without(record: base.Record, names: set[str] | None) -> str:
+        text = write(record, names)
         if type(record).__name__ not in TOLD:
             return text
         return orjson.dumps({**orjson.loads(text), NEWS: "kept"}).decode()
@@ -48,7 +48,7 @@ def become(version: int) -> None:
         return orjson.dumps(fields)
 
     compression.unpacked = unpacked
-    base.Record.to_json = to_json  # type: ignore[assignment, method-assign]
+    base.Record.json_without = json_without  # type: ignore[assignment, method-assign]
     base.Record.from_json = classmethod(from_json)  # type: ignore[assignment, method-assign]
 
 

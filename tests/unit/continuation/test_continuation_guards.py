@@ -26,6 +26,7 @@ from stepfleet.orchestrator.continuation import (
     StopRequested,
     TokenUsageLimit,
 )
+from stepfleet.orchestrator.continuation.error_policy import ErrorHandlingDecision
 from stepfleet.orchestrator.continuation.guards import Maximum
 from stepfleet.orchestrator.records.errors import ErrorContext
 
@@ -95,11 +96,31 @@ def test_a_limit_allows_below_and_forbids_from_its_number_on(
     assert forbidden.context == {"value": limit.measure(at), "limit": limit.maximum}
 
 
-def test_equal_numbers_of_two_types_keep_their_type() -> None:
+def test_what_one_run_adds_to_its_explanation_is_not_in_anothers() -> None:
     state = a_state(2)
-    whole, fraction = (StepsLimit(limit).explain(state) for limit in (3, 3.0))
-    assert (type(whole.context["limit"]), type(fraction.context["limit"])) == (int, float)
-    assert StepsLimit(3).explain(state) is whole
+    StepsLimit(3).explain(state).context["customer"] = "one"
+    assert StepsLimit(3).explain(state).context == {"value": 2, "limit": 3}
+
+
+def test_a_limit_is_explained_in_its_own_words() -> None:
+    limit = StepsLimit(2)
+    limit.what, limit.unit, limit.stop_reason = "rounds", " of talk", StopReason.GUARD
+    told = limit.explain(a_state(2))
+    assert told.reason == "rounds: 2 of talk has reached the limit of 2 of talk"
+    assert told.stop_reason is StopReason.GUARD
+
+
+class ThreeStrikes(ErrorPolicy):
+    """Stops whatever the last step was."""
+
+    def decide(self, context: ErrorContext) -> ErrorHandlingDecision:
+        return ErrorHandlingDecision.STOP
+
+
+def test_a_policy_that_stops_after_a_good_step_says_so() -> None:
+    criterion = ErrorPolicyCriterion(ThreeStrikes())
+    state = a_state(2)
+    assert criterion.decide(state) is criterion.explain(state).decision is FORBID
 
 
 @pytest.mark.parametrize(

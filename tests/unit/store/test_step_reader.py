@@ -5,10 +5,11 @@ from datetime import UTC, datetime
 import pytest
 
 from stepfleet.orchestrator.errors import SerializationError
-from stepfleet.orchestrator.records.calls.tools import ToolCallRecord
+from stepfleet.orchestrator.records.calls.tools import ToolCall, ToolCallRecord
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.steps import LoggedStep, StepResult
-from stepfleet.orchestrator.store.codec import StepReader, stored_step
+from stepfleet.orchestrator.store.codec import stored_step
+from stepfleet.orchestrator.store.runs.step_reader import StepReader
 
 NOW = datetime(2026, 7, 1, tzinfo=UTC)
 
@@ -25,12 +26,31 @@ def log_of(*texts: str) -> dict[str, str]:
 
 def test_a_step_is_read_once_however_often_its_run_is_claimed() -> None:
     reader = StepReader()
-    (first,), _ = reader.said(log_of("a"))
-    (again, second), calls = reader.said(log_of("a", "b"))
+    reader.said(log_of("a"))
+    (first, second), calls = reader.said(log_of("a", "b"))
 
-    assert again is first
     assert [one[0].text for one in (first, second)] == ["a", "b"]
     assert [one.result for one in calls] == ["a", "b"]
+    assert len(reader.kept) == 2
+
+
+def test_what_a_claim_changes_in_its_messages_no_other_claim_sees() -> None:
+    calls = (ToolCall(id="c", name="look", arguments={"at": [{"page": 1}]}),)
+    step = logged(0, "a").model_copy(update={"messages": (Message.assistant("a", calls),)})
+    fields, reader = {"0": stored_step(step)}, StepReader()
+    for _ in range(3):
+        ((message,),), _ = reader.said(fields)
+        assert (message.metadata, message.tool_calls) == ({}, calls)
+        message.metadata["seen"] = True
+        message.tool_calls[0].arguments["at"][0]["page"] = 2
+
+
+def test_steps_with_blocks_or_metadata_are_read_anew() -> None:
+    reader, marked = StepReader(), Message.added("note", by="tests")
+    for message in (Message.assistant([{"text": "a"}]), marked):
+        step = logged(0, "a").model_copy(update={"messages": (message,)})
+        assert reader.said({"0": stored_step(step)})[0] == [(message,)]
+    assert not reader.kept
 
 
 def test_a_step_that_was_taken_back_and_made_anew_is_read_anew() -> None:
@@ -43,14 +63,24 @@ def test_a_step_that_was_taken_back_and_made_anew_is_read_anew() -> None:
 
 
 def test_what_was_not_read_for_longest_goes_first() -> None:
-    reader = StepReader(most=2 * len(logged(0, "a" * 100).to_json()) + 50)
-    (kept,), _ = reader.said(log_of("a" * 100))
-    (gone,), _ = reader.said(log_of("b" * 100))
-    reader.said(log_of("a" * 100))
-    reader.said(log_of("c" * 100))
+    one, two, three = (log_of(letter * 100) for letter in "abc")
+    alone = StepReader()
+    alone.said(one)
+    reader = StepReader(most=2 * alone.size + 50)
+    for fields in (one, two, one, three):
+        reader.said(fields)
 
-    assert reader.said(log_of("a" * 100))[0][0] is kept
-    assert reader.said(log_of("b" * 100))[0][0] is not gone
+    assert list(reader.kept) == [one["0"], three["0"]]
+
+
+def test_many_small_objects_weigh_more_than_their_text() -> None:
+    reader, plain = StepReader(), StepReader()
+    call = ToolCall(id="c", name="look", arguments={"at": [{}] * 1000})
+    small = logged(0, "a").model_copy(update={"messages": (Message.assistant("a", (call,)),)})
+    reader.said({"0": stored_step(small)})
+    plain.said(log_of("a" * len(small.to_json())))
+
+    assert reader.size > 10 * plain.size
 
 
 def test_a_log_beyond_the_bound_is_read_whole() -> None:

@@ -1,0 +1,84 @@
+"""Reads the log for claims; what a worker has read of a step it keeps, within a bound."""
+
+from collections import OrderedDict
+from typing import Any
+
+from stepfleet.orchestrator.memory.window import Messages
+from stepfleet.orchestrator.records.calls.tools import LoggedCalls
+from stepfleet.orchestrator.records.conversation.messages import Message
+from stepfleet.orchestrator.records.steps import StepMessages, for_its_agent
+from stepfleet.orchestrator.store.codec import Fields, reading, stored_steps
+from stepfleet.orchestrator.store.compression import unpacked
+
+KEPT_BYTES = 16 * 1024 * 1024
+"""Memory for what a worker keeps of the steps that it has read, as `_weight` estimates it."""
+_OBJECT_BYTES, _LIST_BYTES = 250, 60
+
+
+class StepReader:
+    """Reads what claims need of logged steps, and keeps it by the text that is stored.
+
+    A claim reads all steps of its run, most of them as the claim before did. The same text says the
+    same, whoever wrote it: what is kept is never out of date. Each claim gets messages of its own,
+    as users' code may change what lies in them. Steps take at most `most` bytes of memory; what was
+    not read for longest goes first.
+    """
+
+    def __init__(self, most: int = KEPT_BYTES) -> None:
+        self._most, self.size = most, 0
+        self.kept: OrderedDict[str, tuple[bytes, StepMessages]] = OrderedDict()
+
+    def said(self, fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
+        """Return the messages of the steps from `first` on, and their calls to look up.
+
+        Raises `SerializationError` when a record cannot be read.
+        """
+        with reading:
+            found = [self._read(one) for one in stored_steps(fields, first)]
+        return for_its_agent([one for _, one in found]), LoggedCalls([plain for plain, _ in found])
+
+    def _read(self, stored: str) -> tuple[bytes, StepMessages]:
+        if (known := self.kept.get(stored)) is not None:
+            self.kept.move_to_end(stored)
+            plain, step = known
+            return plain, step.model_copy(update={"messages": tuple(map(_own, step.messages))})
+        plain = unpacked(stored)
+        step = StepMessages.from_json(plain)
+        if all(map(_is_plain, step.messages)):
+            kept = step.model_copy(update={"messages": tuple(map(_own, step.messages))})
+            self._keep(stored, plain, kept)
+        return plain, step
+
+    def _keep(self, stored: str, plain: bytes, step: StepMessages) -> None:
+        self.kept[stored] = plain, step
+        self.size += _weight(plain)
+        while self.size > self._most:
+            _, (gone, _) = self.kept.popitem(last=False)
+            self.size -= _weight(gone)
+
+
+def _weight(plain: bytes) -> int:
+    """Return what a step takes in memory at most: its JSON twice, and its objects and lists."""
+    objects, lists = plain.count(b"{"), plain.count(b"[")
+    return 2 * len(plain) + _OBJECT_BYTES * objects + _LIST_BYTES * lists
+
+
+def _is_plain(message: Message) -> bool:
+    """Return whether nothing in a message can be changed but the arguments of its calls."""
+    return isinstance(message.content, str) and not message.metadata
+
+
+def _own(message: Message) -> Message:
+    """Return a plain message that shares with its original only what nobody can change."""
+    calls = tuple(
+        call.model_copy(update={"arguments": _copied(call.arguments)})
+        for call in message.tool_calls
+    )
+    return message.model_copy(update={"metadata": {}, "tool_calls": calls})
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of JSON data."""
+    if isinstance(value, dict):
+        return {name: _copied(one) for name, one in value.items()}
+    return [_copied(one) for one in value] if isinstance(value, list) else value
