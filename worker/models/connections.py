@@ -6,10 +6,11 @@ do, and each call needs the same of them: the head of its requests is made once.
 """
 
 import asyncio
+import re
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from weakref import WeakSet
 
 import aiohttp
@@ -29,7 +30,7 @@ _LONGEST_LINE = 64 * 1024
 _MOST_HEADERS = 1024
 _MOST_TARGETS = 64
 _INTERIM = frozenset({100, *range(102, 200)})
-_NOT_IN_A_HEADER = ("\r", "\n", "\0")
+_NOT_IN_A_HEADER = re.compile(r"[\0-\x08\n-\x1f\x7f]")
 _COMMON_HEADERS = {
     "accept": "application/json, text/event-stream",
     "accept-encoding": "identity",
@@ -77,8 +78,8 @@ class _Target:
         is_whole = request.proxy is not None and not request.is_ssl()
         lines = [f"POST {request.url if is_whole else request.url.raw_path_qs} HTTP/1.1"]
         lines += [f"{k}: {v}" for k, v in request.headers.items() if k.lower() != "content-length"]
-        if any(sign in line for line in lines for sign in _NOT_IN_A_HEADER):
-            raise ValueError("a header has a line break or NUL in it")
+        if any(map(_NOT_IN_A_HEADER.search, lines)):
+            raise ValueError("a header has a line break or another control character in it")
         return "\r\n".join([*lines, "content-length: "]).encode()
 
 
@@ -188,8 +189,9 @@ async def _exchange(
             max_field_size=_LONGEST_LINE,
             max_headers=_MOST_HEADERS,
         )
-        assert protocol.transport is not None  # noqa: S101 - it was there, and nothing waited
-        protocol.transport.writelines([to.head, b"%d\r\n\r\n" % len(body), body])
+        transport = protocol.transport
+        assert transport is not None  # noqa: S101 - it was there, and nothing waited
+        transport.writelines([to.head, b"%d\r\n\r\n" % len(body), body])
         message, content = await protocol.read()
         while message.code in _INTERIM:
             message, content = await protocol.read()
@@ -198,8 +200,16 @@ async def _exchange(
         if isinstance(error, HttpProcessingError):
             raise UnreadableHeadError(error.message) from None
         raise
-    content.on_eof(connection.release)
+    content.on_eof(partial(_give_back, connection, transport))
     return Answer(message.code, message.headers, content, connection)
+
+
+def _give_back(connection: aiohttp.connector.Connection, transport: asyncio.WriteTransport) -> None:
+    """Let others have the connection of an answer, unless its request is not yet sent whole."""
+    if transport.get_write_buffer_size():
+        connection.close()
+    else:
+        connection.release()
 
 
 def _was_stale(error: aiohttp.ClientConnectionError) -> bool:

@@ -12,7 +12,9 @@ from functools import lru_cache
 from typing import Any
 
 from celery import Task, signals
+from celery._state import _task_stack
 from celery.app import trace
+from celery.app.task import Context
 from celery.loaders.base import BaseLoader
 from celery.utils.saferepr import saferepr
 
@@ -55,13 +57,23 @@ class DirectCall:
             return None
         self._began = time.monotonic()
         args, kwargs = request.args, request.kwargs
+        # What a tool reads by `celery.current_task`, and tasks that it sends have for a parent.
+        known = Context(request.request_dict, args=args, kwargs=kwargs, called_directly=False)
+        _task_stack.push(task)
+        task.request_stack.push(known)
         told = {"task_id": request.id, "task": task, "args": args, "kwargs": kwargs}
         signals.task_prerun.send(sender=task, **told)
         try:
-            begun: Coroutine[Any, Any, Any] = task.begin(args, kwargs, request.request_dict)
+            begun: Coroutine[Any, Any, Any] = task.begin(args, kwargs, known)
         except Inadmissible:
+            self.leave()
             return None
         return begun
+
+    def leave(self) -> None:
+        """Forget the task: its coroutine has ended."""
+        self._request.task.request_stack.pop()
+        _task_stack.pop()
 
     def end(self, answer: Any) -> tuple[int, str, float] | None:
         """Return what the tracer returns for a success, or None where it is none."""
@@ -97,10 +109,17 @@ def direct_call(request: Any) -> DirectCall | None:
 
 @lru_cache
 def _is_customised(task: WaitingTask) -> bool:
-    """Tell whether the tracer calls further code for the task: of its class, or of its app."""
+    """Tell whether the tracer calls further code: of the task's class, its app, or instruments.
+
+    These put functions of their own in the place of the task's or of Celery's.
+    """
     app, loader = task.app, type(task.app.loader)
+    tracer = getattr(trace.build_tracer, "__code__", None)
     return (
         bool(app.conf.worker_deduplicate_successful_tasks)
+        or not vars(task).keys().isdisjoint(("run", "__call__"))
+        or tracer is None
+        or tracer.co_filename != trace.__file__
         or any(trace.task_has_custom(task, hook) for hook in _HOOKS)
         or loader.on_task_init is not BaseLoader.on_task_init
         or loader.on_process_cleanup is not BaseLoader.on_process_cleanup

@@ -150,6 +150,7 @@ class PoolJob:
         if self._direct is None or begun is None:
             return await self._drive(idle_greenlet())
         ended = await _ended(begun)
+        self._direct.leave()
         if ended.error is None and not self._doomed:
             outcome = self._direct.end(ended.value)
             if outcome is not None:

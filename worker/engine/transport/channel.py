@@ -63,6 +63,11 @@ class Message(StockMessage):
             return super()._decode()
         return content
 
+    def serializable(self) -> Any:
+        """Return the message as it goes back to its queue: with its body as text."""
+        self.properties.setdefault("body_encoding", "base64")
+        return super().serializable()
+
 
 class QoS(StockQoS):
     """Prefetch credit of a channel; acknowledgements go through its buffer."""

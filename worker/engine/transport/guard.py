@@ -60,9 +60,10 @@ def examine(raw: bytes) -> dict[str, Any]:
     return message  # type: ignore[no-any-return]
 
 
-def examine_broadcast(message: object) -> None:
+def examine_broadcast(message: Any) -> None:
     """Check a decoded message of remote control or events. Raises `MessageRefused`."""
     _check_content(message, _headers_of(message))
+    message.pop(DECODED, None)  # its sender's
 
 
 def _headers_of(message: Any) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Which requests the pool runs without Celery's tracer, and what the tracer gets otherwise."""
 
 import asyncio
+import functools
 import gc
 import json
 import weakref
@@ -9,7 +10,8 @@ from typing import Any
 
 import pytest
 from billiard.einfo import ExceptionInfo
-from celery import Celery, signals
+from celery import Celery, current_task, signals
+from celery.app import trace
 from celery.app.trace import trace_task_ret
 from celery.exceptions import WorkerLostError
 from celery.worker.request import Request
@@ -175,7 +177,38 @@ def test_a_receiver_of_ours_is_told_without_the_tracer(app: Celery) -> None:
     finally:
         signals.task_prerun.disconnect(receive, dispatch_uid="stepfleet-test")
     assert (failed, shown) == (0, "'it is 8'")
-    assert heard == [("double", None, "one", [4])]
+    assert heard == [("double", "one", "one", [4])]
+
+
+@pytest.mark.parametrize("place", ["build_tracer", "run", "__call__"])
+def test_instruments_in_the_place_of_celerys_functions_are_called(
+    app: Celery, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sentry's, for one, wraps all three."""
+    on: Any = trace if place == "build_tracer" else app.tasks["double"]
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        raise AssertionError((args, kwargs))
+
+    monkeypatch.setattr(on, place, functools.wraps(getattr(on, place))(wrapped), raising=False)
+    assert direct_call(request(app, 1)) is None
+
+
+def test_a_coroutine_and_its_threads_know_their_task(app: Celery) -> None:
+    seen: list[Any] = []
+
+    def look() -> None:
+        seen.append((current_task.name, current_task.request.id, current_task.request.args))
+
+    async def looked(self: Doubling, number: int) -> int:
+        look()
+        await asyncio.to_thread(look)
+        return number
+
+    type(app.tasks["double"]).doubled = looked
+    run(app, request(app, 4))
+    assert seen == [("double", "one", [4])] * 2
+    assert not current_task
 
 
 def test_a_success_is_reported_like_the_tracers(app: Celery) -> None:

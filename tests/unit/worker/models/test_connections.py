@@ -124,7 +124,29 @@ async def test_answers_before_the_answer_are_passed_over() -> None:
     await connections.aclose()
 
 
-@pytest.mark.parametrize("sign", ["\r", "\n", "\0"])
+async def test_a_connection_with_half_a_request_in_it_serves_no_other_call() -> None:
+    """The server has answered before it had read all, and keeps the connection open."""
+    begun: list[asyncio.StreamWriter] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        begun.append(writer)
+        head = await reader.readuntil(b"\r\n\r\n")
+        code = b"413 No" if b"x-large" in head else b"200 Yes"
+        writer.write(b"HTTP/1.1 %s\r\ncontent-length: 0\r\n\r\n" % code)
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=1024)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/x"
+    connections = Connections()
+    refused = await connections.post(url, {"x-large": "1"}, bytes(50_000_000))
+    taken = await asyncio.wait_for(connections.post(url, {}, b"{}"), 30)
+    assert (refused.status, taken.status, len(begun)) == (413, 200, 2)
+    await connections.aclose()
+    for writer in begun:
+        writer.close()
+    server.close()
+
+
+@pytest.mark.parametrize("sign", ["\r", "\n", "\0", "\x0b", "\x7f"])
 async def test_a_value_cannot_add_a_header(sign: str) -> None:
     connections = Connections()
     async with RawModelServer().running() as server:
