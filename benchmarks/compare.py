@@ -229,18 +229,26 @@ def scripts(store: redis.Redis, names: Mapping[str, str], steps: int) -> Figures
 
 
 def script_names(tree: Path, watch: Watch) -> dict[str, str]:
-    """Return the names of the scripts that were loaded, by digest: the files that they end with."""
-    files = [file for room in ROOMS for file in (tree / room).rglob("*.lua")]
+    """Return the names of the scripts that were loaded, by digest: of the files they end as."""
+    files = {
+        file.stem: file.read_bytes() for room in ROOMS for file in (tree / room).rglob("*.lua")
+    }
     found = {}
     for one in watch.seen:
         if one.name in {"script", "eval"}:
             text = one.words[2 if one.name == "script" else 1]
             script = text.encode().decode("unicode_escape").encode("latin-1")
-            ends = [file for file in files if script.endswith(file.read_bytes())]
             flags = " (allow-oom)" if script.startswith(b"#!lua flags=allow-oom") else ""
-            name = max(ends, key=lambda file: file.stat().st_size).stem + flags if ends else "?"
+            name = max(files, key=lambda stem: _shared_end(script, files[stem])) + flags
             found[hashlib.sha1(script, usedforsecurity=False).hexdigest()] = name
     return found
+
+
+def _shared_end(script: bytes, text: bytes) -> int:
+    """Return how many bytes both end with: what a script seldom needs may be in other places."""
+    pairs = zip(reversed(script), reversed(text), strict=False)
+    shorter = min(len(script), len(text))
+    return next((number for number, (one, other) in enumerate(pairs) if one != other), shorter)
 
 
 def functions_of(spy: str, pid: int, file: Path, load: Callable[[], object]) -> Figures:

@@ -83,6 +83,10 @@ _BUDGETS = frozenset(FIELDS.values())
 _OF_RUNS = frozenset({*KINDS.values(), "on_budget"})
 
 
+NO_LIMIT = Limit.model_construct(_fields_set=set())
+"""A limit that says nothing, which nobody could set."""
+
+
 def limit_of(name: str, given: Any) -> Limit:
     """Return the limit of that name, from fields. Raises `ConfigurationError` with the fix."""
     if not isinstance(name, str) or not _NAME.fullmatch(name) or len(name) > LONGEST_NAME:

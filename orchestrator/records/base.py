@@ -77,19 +77,19 @@ class Record(BaseModel):  # noqa: PLW1641 - pydantic gives frozen models their h
         """Return a record of values that are known to be valid: nothing is checked.
 
         pydantic's own walks through all fields at every call, a step makes some thirty records.
+        All fields count as given, unless `_fields_set` names some.
         """
-        plain, factories = _defaults(cls)
+        plain, factories, names = _fields_of(cls)
         fields = {**plain, **values}
         for name, make in factories:
             if name not in values:
                 fields[name] = make()
-        given = _set_of(tuple(values)) if _fields_set is None else _fields_set
-        return _made(cls, fields, given)
+        return _made(cls, fields, names if _fields_set is None else _fields_set)
 
     @classmethod
     def of_fields(cls, fields: dict[str, Any]) -> Self:
         """Return a record of all its `fields`, which are known to be valid."""
-        return _made(cls, fields, _set_of(tuple(fields)))
+        return _made(cls, fields, _fields_of(cls)[2])
 
     @classmethod
     def from_json(cls, data: str | bytes) -> Self:
@@ -127,20 +127,14 @@ def _made(kind: type[R], values: dict[str, Any], given: set[str]) -> R:
 
 
 @cache
-def _set_of(names: tuple[str, ...]) -> set[str]:
-    """Return the names as a set, the same one each time: that of a frozen record never changes."""
-    return set(names)
-
-
-@cache
-def _defaults(
+def _fields_of(
     kind: type[Record],
-) -> tuple[dict[str, Any], tuple[tuple[str, Callable[[], Any]], ...]]:
-    """Return the defaults that all records of a kind share, and what makes the others."""
+) -> tuple[dict[str, Any], tuple[tuple[str, Callable[[], Any]], ...], set[str]]:
+    """Return the defaults that all records of a kind share, what makes others, and all names."""
     plain, factories = {}, []
     for name, field in kind.model_fields.items():
         if field.default_factory is not None:
             factories.append((name, cast("Callable[[], Any]", field.default_factory)))
         elif not field.is_required():
             plain[name] = field.default
-    return plain, tuple(factories)
+    return plain, tuple(factories), set(kind.model_fields)

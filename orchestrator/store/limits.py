@@ -19,7 +19,15 @@ from pydantic import Field
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.limits.budgets import FIELDS, KINDS, SCALES, raising
-from stepfleet.orchestrator.limits.limit import RUN, Limit, changed, kind_of, limit_of, set_for
+from stepfleet.orchestrator.limits.limit import (
+    NO_LIMIT,
+    RUN,
+    Limit,
+    changed,
+    kind_of,
+    limit_of,
+    set_for,
+)
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.ledger import Usd
 from stepfleet.orchestrator.store import keys
@@ -279,7 +287,7 @@ class LimitStore(Gateway):
             found = old[1] if old and old[0] == text else _readable(name, text)
             if found is None:
                 log.error("the limit %r cannot be read and lets nobody through: set it", name)
-            limits[name] = found or Limit.model_construct()
+            limits[name] = found or NO_LIMIT
             self._parsed[name] = (text, found)
         return version, limits
 
@@ -509,7 +517,7 @@ def _read(name: str, text: str) -> Limit:
     # A later release may know more fields; the script reads them all.
     fields = {field: stored[field] for field in Limit.model_fields if field in stored}
     says_something = fields.keys() - {"burst", "on_budget"}
-    return limit_of(name, fields) if says_something else Limit.model_construct()
+    return limit_of(name, fields) if says_something else NO_LIMIT
 
 
 def _readable(name: str, text: str) -> Limit | None:

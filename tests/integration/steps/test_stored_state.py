@@ -202,6 +202,7 @@ def test_a_conversation_changes_in_one_place() -> None:
         "orchestrator/protocol/revision.py": "starts the fold with no messages",
         "orchestrator/records/state.py": "`with_message`, and the reset to the system prompt",
         "orchestrator/store/codec.py": "reads a conversation from its log",
+        "orchestrator/store/runs/step_reader.py": "messages of a log, for each reader its own",
         "worker/attempt/fallback.py": "a pruned copy of one request",
         "worker/models/http_model.py": "a copy of one request",
         "orchestrator/agents/answers/contract.py": "a copy of one request",

@@ -30,6 +30,22 @@ _OUTCOMES = 64
 shown = lru_cache(_OUTCOMES)(saferepr)
 
 
+class KnownRequest(Context):
+    """What `celery.current_task.request` is. Celery lists its own headers anew for each."""
+
+    _OF_CELERY = frozenset(vars(Context)) | {
+        "lang",
+        "task",
+        "argsrepr",
+        "kwargsrepr",
+        "compression",
+    }
+
+    def _get_custom_headers(self, given: dict[str, Any], **more: Any) -> dict[str, Any] | None:
+        fields = (given | more).items()
+        return {name: one for name, one in fields if name not in self._OF_CELERY} or None
+
+
 class WaitingTask(Task):
     """A task whose body does no more than `self.end(await_(self.begin(...)))`."""
 
@@ -58,7 +74,7 @@ class DirectCall:
         self._began = time.monotonic()
         args, kwargs = request.args, request.kwargs
         # What a tool reads by `celery.current_task`, and tasks that it sends have for a parent.
-        known = Context(request.request_dict, args=args, kwargs=kwargs, called_directly=False)
+        known = KnownRequest(request.request_dict, args=args, kwargs=kwargs, called_directly=False)
         _task_stack.push(task)
         task.request_stack.push(known)
         told = {"task_id": request.id, "task": task, "args": args, "kwargs": kwargs}
