@@ -229,37 +229,33 @@ class _Unread(Record):
     model_config = ConfigDict(extra="ignore")
 
 
-class StepMessages(Record):
-    """A logged step as claims read it: its messages.
+class _PartOfStep(Record):
+    """A logged step of which a part is read.
 
     All fields are known by name, so that a record of a later release is refused.
     """
+
+    outcome: _Unread | None = None
+    execution: int = 1
+    committed_at: str | None = None
+    progress: _Unread | None = None
+    remembered: _Unread | None = None
+    default_priced: tuple[str, ...] = ()
+
+
+class StepMessages(_PartOfStep):
+    """A logged step as claims read it: its messages."""
 
     messages: tuple[Message, ...] = ()
     result: _Unread
-    outcome: _Unread | None = None
-    execution: int = 1
-    committed_at: str | None = None
-    progress: _Unread | None = None
-    remembered: _Unread | None = None
-    default_priced: tuple[str, ...] = ()
     handoff: _Unread | None = None
 
 
-class LoggedResult(Record):
-    """A logged step as results of runs have it: without its messages.
-
-    All fields are known by name, so that a record of a later release is refused.
-    """
+class LoggedResult(_PartOfStep):
+    """A logged step as results of runs have it: without its messages."""
 
     result: StepResult
     messages: tuple[_Unread, ...] = ()
-    outcome: _Unread | None = None
-    execution: int = 1
-    committed_at: str | None = None
-    progress: _Unread | None = None
-    remembered: _Unread | None = None
-    default_priced: tuple[str, ...] = ()
     handoff: HandedOver | None = None
 
     @property

@@ -44,7 +44,7 @@ class UnreadableHeadError(aiohttp.ClientError):
 
 
 @dataclass(slots=True)
-class Answer:
+class HttpAnswer:
     """The answer to a request, its body unread and as it was sent."""
 
     status: int
@@ -139,7 +139,7 @@ class Connections:
         self._pool: _Pool | None = None
         self._targets: dict[tuple[object, ...], _Target] = {}
 
-    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> Answer:
+    async def post(self, url: str, headers: Mapping[str, str], body: bytes) -> HttpAnswer:
         """Send a request and return its answer, which the caller releases.
 
         Where a kept connection turns out to have been closed, it is sent on a new one. Raises
@@ -179,7 +179,7 @@ class Connections:
 
 async def _exchange(
     connection: aiohttp.connector.Connection, protocol: ResponseHandler, to: _Target, body: bytes
-) -> Answer:
+) -> HttpAnswer:
     """Send a request and return the head of its answer."""
     try:
         protocol.set_response_params(
@@ -201,7 +201,7 @@ async def _exchange(
             raise UnreadableHeadError(error.message) from None
         raise
     content.on_eof(partial(_give_back, connection, transport))
-    return Answer(message.code, message.headers, content, connection)
+    return HttpAnswer(message.code, message.headers, content, connection)
 
 
 def _give_back(connection: aiohttp.connector.Connection, transport: asyncio.WriteTransport) -> None:

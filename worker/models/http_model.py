@@ -28,7 +28,7 @@ from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest, 
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.worker.models.blocks import fitted, with_sent_ids
 from stepfleet.worker.models.bodies import malformed, with_counts, without_half_a_turn
-from stepfleet.worker.models.connections import Answer, Connections, UnreadableHeadError
+from stepfleet.worker.models.connections import Connections, HttpAnswer, UnreadableHeadError
 from stepfleet.worker.models.event_lines import Body, EventLines
 from stepfleet.worker.models.tokens import Tokens
 
@@ -245,7 +245,7 @@ class Received:
 class _Parts:
     """The parts of a body, unpacked and counted, up to `limit` bytes."""
 
-    def __init__(self, response: Answer, received: Received, limit: int) -> None:
+    def __init__(self, response: HttpAnswer, received: Received, limit: int) -> None:
         self._content = response.content
         self._body = Body(response.headers.get("content-encoding", ""))
         self._unpacked: Iterator[bytes] = iter(())
@@ -433,7 +433,7 @@ class HttpModel(LLM):
 
     async def _answer(
         self,
-        response: Answer,
+        response: HttpAnswer,
         key: str | None,
         on_text: Callable[[str], None],
         received: Received,
@@ -498,7 +498,7 @@ class HttpModel(LLM):
             received.text = answer.size
             received.report = answer.usage
 
-    async def _refused(self, response: Answer, endpoint: Endpoint) -> ModelError:
+    async def _refused(self, response: HttpAnswer, endpoint: Endpoint) -> ModelError:
         body = b""
         with contextlib.suppress(*_BROKEN, ModelError):  # the status says more than a broken body
             parts = _Parts(response, Received(), self._response_limit)

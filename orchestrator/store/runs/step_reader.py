@@ -41,12 +41,11 @@ class StepReader:
         if (known := self.kept.get(stored)) is not None:
             self.kept.move_to_end(stored)
             plain, step = known
-            return plain, step.model_copy(update={"messages": tuple(map(_own, step.messages))})
+            return plain, _copy_of(step)
         plain = unpacked(stored)
         step = StepMessages.from_json(plain)
         if all(map(_is_plain, step.messages)):
-            kept = step.model_copy(update={"messages": tuple(map(_own, step.messages))})
-            self._keep(stored, plain, kept)
+            self._keep(stored, plain, _copy_of(step))
         return plain, step
 
     def _keep(self, stored: str, plain: bytes, step: StepMessages) -> None:
@@ -58,7 +57,7 @@ class StepReader:
 
 
 def _weight(plain: bytes) -> int:
-    """Return what a step takes in memory at most: its JSON twice, and its objects and lists."""
+    """Return about what a step takes in memory: its JSON twice, and its objects and lists."""
     objects, lists = plain.count(b"{"), plain.count(b"[")
     return 2 * len(plain) + _OBJECT_BYTES * objects + _LIST_BYTES * lists
 
@@ -68,8 +67,12 @@ def _is_plain(message: Message) -> bool:
     return isinstance(message.content, str) and not message.metadata
 
 
+def _copy_of(step: StepMessages) -> StepMessages:
+    """Return a step of plain messages that shares with its original what nobody can change."""
+    return step.model_copy(update={"messages": tuple(map(_own, step.messages))})
+
+
 def _own(message: Message) -> Message:
-    """Return a plain message that shares with its original only what nobody can change."""
     calls = tuple(
         call.model_copy(update={"arguments": _copied(call.arguments)})
         for call in message.tool_calls

@@ -7,6 +7,7 @@ the coroutine is left to the tracer: it gets the answer, or the error, where its
 
 import logging
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine
 from functools import lru_cache
 from typing import Any
@@ -46,16 +47,16 @@ class KnownRequest(Context):
         return {name: one for name, one in fields if name not in self._OF_CELERY} or None
 
 
-class WaitingTask(Task):
+class WaitingTask(Task, ABC):
     """A task whose body does no more than `self.end(await_(self.begin(...)))`."""
 
+    @abstractmethod
     def begin(self, args: Any, kwargs: Any, message: Headers) -> Coroutine[Any, Any, Any]:
         """Return what the body waits for. Raises `Inadmissible` for a message to be put aside."""
-        raise NotImplementedError
 
+    @abstractmethod
     def end(self, answer: Any) -> str:
         """Return the task's result, or raise what is its end, from what the body waited for."""
-        raise NotImplementedError
 
 
 class DirectCall:

@@ -54,7 +54,7 @@ from stepfleet.worker.engine.transport.kombu_types import (
 from stepfleet.worker.engine.transport.poller import WAKEUP
 
 
-class Message(StockMessage):
+class ExaminedMessage(StockMessage):
     """A message whose body was decoded when it was examined."""
 
     def _decode(self) -> Any:
@@ -222,7 +222,7 @@ class Channel(WakingChannel):
     """One channel; used from the thread of its connection, acknowledgements excepted."""
 
     QoS = QoS
-    Message = Message
+    Message = ExaminedMessage
 
     #: Transport options (``broker_transport_options``), besides kombu's own: most messages, and
     #: bytes after which to stop, of one fetch, and the largest message in bytes.

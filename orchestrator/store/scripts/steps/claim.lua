@@ -1,9 +1,8 @@
 -- Takes a step: fence, lease, load. ARGV[2] step, ARGV[3] token (random), ARGV[4] lease ms,
 -- ARGV[5] worker, ARGV[6] '1' where its model call may have to wait: it is noted that none is made until the owner says so
--- (see journal). Returns
--- {'claimed', now, values of the header (see `read_header`), log, journal, 'called' or 'uncalled' if an owner was found lost, else ''}; after these, where
--- that is not all (see page.lua), when the claim began, the step at which to go on in the log or '', and
--- the names of the journal's fields that are left. Or {why not, ...}:
+-- (see journal). Returns {'claimed', now, values of the header (see `read_header`), log, journal, 'called' or 'uncalled' if an
+-- owner was found lost, else ''}; after these, where that is not all (see page.lua), when the claim began, the step at which
+-- to go on in the log or '', and the names of the journal's fields that are left. Or {why not, ...}:
 --   unknown | ended | paused | stale | ahead | leased, ms left | early, ms left
 -- ('ended' and 'paused' name the status, and 'owed' where it owes that to other runs: see settled.lua; 'early' has
 -- 'owed' where a worker is to look at the runs that this one waits for: see begin.lua).

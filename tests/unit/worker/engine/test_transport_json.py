@@ -11,7 +11,7 @@ import pytest
 from kombu.exceptions import ContentDisallowed
 from kombu.utils import json as kombu_json
 
-from stepfleet.worker.engine.transport.channel import Message
+from stepfleet.worker.engine.transport.channel import ExaminedMessage
 from stepfleet.worker.engine.transport.fast_json import decode, encode_plain
 from stepfleet.worker.engine.transport.guard import DECODED, examine
 
@@ -93,7 +93,7 @@ def test_a_body_whose_numbers_only_kombu_reads_is_left_to_kombu() -> None:
 
 def test_content_that_a_consumer_does_not_accept_is_refused_though_it_was_examined() -> None:
     raw = raw_message("[[1], {}, {}]", properties={"delivery_tag": "x"})
-    taken, refused = (Message(examine(raw), Plain()) for _ in range(2))
+    taken, refused = (ExaminedMessage(examine(raw), Plain()) for _ in range(2))
     taken.accept, refused.accept = {"application/json"}, {"application/x-yaml"}
     assert taken.payload == [[1], {}, {}]
     with pytest.raises(ContentDisallowed):
@@ -103,5 +103,5 @@ def test_content_that_a_consumer_does_not_accept_is_refused_though_it_was_examin
 def test_a_message_goes_back_to_its_queue_as_it_came() -> None:
     """Kombu does this where it keeps no copy of what is not acknowledged."""
     raw = raw_message("[[1], {}, {}]", properties={"delivery_tag": "x"})
-    again = Message(examine(raw), Plain()).serializable()
+    again = ExaminedMessage(examine(raw), Plain()).serializable()
     assert examine(json.dumps(again).encode())[DECODED] == [[1], {}, {}]
