@@ -13,7 +13,7 @@ from kombu.utils import json as kombu_json
 
 from stepfleet.worker.engine.transport.channel import ExaminedMessage
 from stepfleet.worker.engine.transport.fast_json import decode, encode_plain
-from stepfleet.worker.engine.transport.guard import DECODED, examine
+from stepfleet.worker.engine.transport.guard import DECODED, examine, examine_broadcast
 
 kombus: Any = kombu_json  # not typed
 PLAIN: dict[str, Any] = {"id": "1", "args": [["run", 0], {}, None], "text": "Zoë \u2028", "at": 1.5}
@@ -105,3 +105,11 @@ def test_a_message_goes_back_to_its_queue_as_it_came() -> None:
     raw = raw_message("[[1], {}, {}]", properties={"delivery_tag": "x"})
     again = ExaminedMessage(examine(raw), Plain()).serializable()
     assert examine(json.dumps(again).encode())[DECODED] == [[1], {}, {}]
+
+
+def test_a_broadcast_brings_no_decoded_body_of_its_senders() -> None:
+    message = json.loads(raw_message('{"method": "ping"}', decoded={"method": "shutdown"}))
+    examine_broadcast(message)
+    taken = ExaminedMessage({**message, "properties": {"delivery_tag": "x"}}, Plain())
+    taken.accept = {"application/json"}
+    assert taken.payload == {"method": "ping"}
