@@ -102,12 +102,15 @@ def outcome_of(
     reason = StopReason.COMPLETED
     if decisive is not None and decision is FORBID:
         reason = decisive.stop_reason or StopReason.GUARD
-    return ContinuationOutcome.model_construct(
-        decision=decision,
-        should_continue=decision is REQUEST,
-        resolved_by=decisive.criterion if decisive else AGGREGATE,
-        stop_reason=reason,
-        evaluations=evaluations,
+    # In the order in which they are stored.
+    return ContinuationOutcome.of_fields(
+        {
+            "stop_reason": reason,
+            "evaluations": evaluations,
+            "decision": decision,
+            "should_continue": decision is REQUEST,
+            "resolved_by": decisive.criterion if decisive else AGGREGATE,
+        }
     )
 
 

@@ -53,12 +53,16 @@ def evaluation(
     stop_reason: StopReason | None = None,
 ) -> ContinuationEvaluation:
     """Return an evaluation by `criterion`; the values are known to be valid."""
-    return ContinuationEvaluation.model_construct(
-        criterion=type(criterion).__name__,
-        decision=decision,
-        reason=reason,
-        context=context,
-        stop_reason=stop_reason,
+    # In the order in which they are stored.
+    return ContinuationEvaluation.of_fields(
+        {
+            "stop_reason": stop_reason,
+            "traceback": None,
+            "criterion": type(criterion).__name__,
+            "decision": decision,
+            "reason": reason,
+            "context": context,
+        }
     )
 
 
@@ -102,7 +106,11 @@ class Maximum(ABC):
 
     def explain(self, state: AgentState) -> ContinuationEvaluation:
         """Return the decision with both numbers."""
-        value, decision = self.measure(state), self.decide(state)
+        value, decide = self.measure(state), self.decide
+        if getattr(decide, "__func__", None) is Maximum.decide:  # which would measure once more
+            decision = FORBID if value >= self.maximum else ALLOW
+        else:
+            decision = decide(state)
         reached, unit = decision is FORBID, self.unit
         relation = "has reached" if reached else "is below"
         context = {"value": value, "limit": self.maximum}

@@ -256,3 +256,33 @@ def test_an_outcome_is_stored_in_camel_case_and_loads_back_equal() -> None:
     for one in wire["evaluations"]:
         assert set(one) == keys | ({"traceback"} if one["criterion"] == "Raises" else set())
     assert ContinuationOutcome.model_validate(wire) == outcome
+
+
+def test_an_outcome_has_all_fields_and_is_stored_in_one_order() -> None:
+    outcome = ContinuationCriteria(StepsLimit(1), StepsLimit(2)).evaluate(STATE)
+    for one in (outcome, *outcome.evaluations):
+        assert vars(one).keys() == type(one).model_fields.keys()
+    assert outcome.to_json() == (
+        '{"stopReason":"steps_limit","evaluations":[{"stopReason":"steps_limit",'
+        '"criterion":"StepsLimit","decision":"forbid",'
+        '"reason":"steps: 1 has reached the limit of 1","context":{"value":1,"limit":1}},'
+        '{"criterion":"StepsLimit","decision":"allow",'
+        '"reason":"steps: 1 is below the limit of 2","context":{"value":1,"limit":2}}],'
+        '"decision":"forbid","shouldContinue":false,"resolvedBy":"StepsLimit"}'
+    )
+
+
+OF_A_SET = st.one_of(
+    st.builds(Says, DECISIONS),
+    st.builds(lambda decision: when(lambda _: decision), DECISIONS),
+    st.builds(StepsLimit, st.sampled_from([1, 2])),
+    st.builds(Raises),
+)
+
+
+@given(st.lists(OF_A_SET, max_size=5))
+def test_whether_a_set_forbids_is_what_its_outcome_says(
+    criteria: list[CanDecideToContinue],
+) -> None:
+    of_them = ContinuationCriteria(*criteria)
+    assert of_them.forbids(STATE) is (of_them.evaluate(STATE).decision is FORBID)
