@@ -64,6 +64,11 @@ def test_times_are_utc_with_milliseconds_wherever_they_were_made() -> None:
     assert stamp(tokyo) == stamp(NOON) == "2026-01-02T12:00:00.005Z"
 
 
+@pytest.mark.parametrize("micros", [0, 1, 999])
+def test_a_time_of_a_whole_second_has_its_milliseconds_too(micros: int) -> None:
+    assert stamp(NOON.replace(microsecond=micros)) == "2026-01-02T12:00:00.000Z"
+
+
 def test_an_envelope_has_its_five_fields_and_a_parent_only_where_there_is_one() -> None:
     """EVT-02, MULTI-02"""
     plain = Event(EventType.STATUS, "s", "s:1", NOON, {})
