@@ -1,16 +1,19 @@
-"""What is heard between a fetch and its reply is not forgotten when the reply says `empty`."""
+"""When a channel fetches: after a wake-up at once, for acknowledgements alone a moment later."""
 
 import select
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from queue import Empty
+from time import monotonic
 from typing import Any
 
 import pytest
+from kombu.asynchronous import Hub
 from kombu.connection import Connection
 from kombu.entity import Queue
 from kombu.messaging import Consumer
 from redis import Redis
+from support.deadlines import wait_until
 
 from stepfleet.worker.engine.transport import batch_url, register
 from stepfleet.worker.engine.transport.channel import Channel
@@ -51,3 +54,16 @@ def test_a_message_that_comes_before_the_reply_of_an_empty_fetch_is_looked_for(
     with pytest.raises(Empty):
         channel.read_reply()
     assert channel.wants_to_fetch()
+
+
+def test_acknowledgements_travel_with_a_fetch_of_messages_or_a_moment_later(
+    channel: Channel,
+) -> None:
+    channel.connection.register_with_event_loop(channel.connection, Hub())  # type: ignore[no-untyped-call]
+    channel.next_fetch_at = monotonic() + LONG  # the queues are empty
+    channel.acknowledge("a tag")
+    assert not channel.wants_to_fetch()
+    channel.next_fetch_at = 0.0
+    assert channel.wants_to_fetch()
+    channel.next_fetch_at = monotonic() + LONG
+    wait_until(channel.wants_to_fetch, within=LONG, what="a fetch for acknowledgements alone")

@@ -189,7 +189,10 @@ class Slots(Generic[T]):
 
 logger = logging.getLogger("celery.pool")
 
-_GC_THRESHOLDS = (50_000, 20, 100)
+_OBJECTS, _OBJECTS_PER_SLOT = 50_000, 500
+"""New objects after which garbage is collected. Tasks in progress are none: to look through those
+of a thousand slots takes tenths of a second, in which the loop stands still."""
+_OLDER_THRESHOLDS = (5, 100)
 _DRAIN_ROUND_SECONDS = 0.2
 _CANCEL_SECONDS = 1.0
 
@@ -231,7 +234,7 @@ class Pool(BasePool):
         signals.worker_process_init.send(sender=self._hostname)
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*_GC_THRESHOLDS)
+        gc.set_threshold(_OBJECTS + _OBJECTS_PER_SLOT * self._slots.limit, *_OLDER_THRESHOLDS)
 
     def register_with_event_loop(self, loop: Any) -> None:
         """Let the worker's hub deliver what the loop posts; called for every new connection."""

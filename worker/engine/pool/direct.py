@@ -18,6 +18,7 @@ from celery.app import trace
 from celery.app.task import Context
 from celery.loaders.base import BaseLoader
 from celery.utils.saferepr import saferepr
+from celery.utils.threads import release_local
 
 from stepfleet.worker.engine.messages import Headers, Inadmissible
 
@@ -43,8 +44,10 @@ class KnownRequest(Context):
     }
 
     def _get_custom_headers(self, given: dict[str, Any], **more: Any) -> dict[str, Any] | None:
-        fields = (given | more).items()
-        return {name: one for name, one in fields if name not in self._OF_CELERY} or None
+        fields = given | more
+        if fields.keys() <= self._OF_CELERY:
+            return None
+        return {name: one for name, one in fields.items() if name not in self._OF_CELERY}
 
 
 class WaitingTask(Task, ABC):
@@ -76,8 +79,8 @@ class DirectCall:
         args, kwargs = request.args, request.kwargs
         # What a tool reads by `celery.current_task`, and tasks that it sends have for a parent.
         known = KnownRequest(request.request_dict, args=args, kwargs=kwargs, called_directly=False)
-        _task_stack.push(task)
-        task.request_stack.push(known)
+        _begin_stack(_task_stack, task)
+        _begin_stack(task.request_stack, known)
         told = {"task_id": request.id, "task": task, "args": args, "kwargs": kwargs}
         signals.task_prerun.send(sender=task, **told)
         try:
@@ -89,8 +92,8 @@ class DirectCall:
 
     def leave(self) -> None:
         """Forget the task: its coroutine has ended."""
-        self._request.task.request_stack.pop()
-        _task_stack.pop()
+        _end_stack(self._request.task.request_stack)
+        _end_stack(_task_stack)
 
     def end(self, answer: Any) -> tuple[int, str, float] | None:
         """Return what the tracer returns for a success, or None where it is none."""
@@ -106,6 +109,21 @@ class DirectCall:
             further = {"args": request.argsrepr, "kwargs": request.kwargsrepr, "runtime": runtime}
             trace.info(trace.LOG_SUCCESS, said | further)
         return 0, text, runtime
+
+
+# Celery's `push` and `pop` look in vain for what nobody has used yet, by exceptions: for a task
+# that has its stacks to itself they take nine times as long.
+
+
+def _begin_stack(stack: Any, first: object) -> None:
+    """Begin the stack that one of Celery's has for this job."""
+    local = stack._local  # noqa: SLF001
+    local.__storage__[local.__ident_func__()] = {"stack": [first]}
+
+
+def _end_stack(stack: Any) -> None:
+    """Forget it, with whatever the task has left on it."""
+    release_local(stack._local)  # noqa: SLF001
 
 
 def _strangers_hear_of_beginnings() -> bool:

@@ -196,6 +196,8 @@ def send_command(connection: Any, *command: Any) -> Any:
 
 
 _BACK_OFF_SECONDS = 1.0
+_ACKS_SECONDS = 0.1
+"""How long acknowledgements wait for a fetch that takes messages, too: a call less for Redis."""
 _REPLY_SECONDS = 5.0
 
 
@@ -247,6 +249,7 @@ class Channel(WakingChannel):
         self._fetcher = ""
         self._fetches = 0
         self._sent: Fetch | None = None
+        self._acks_due_at: float | None = None  # monotonic
         self._backing_off_until = 0.0  # monotonic; nothing is sent before
         self._watch = OutageLog("The broker")
         super().__init__(*args, **kwargs)
@@ -277,9 +280,15 @@ class Channel(WakingChannel):
         """Whether a fetch is to be sent now: for messages, or for acknowledgements alone."""
         if self._in_poll or self._closing:
             return False
-        if self._pending.acks:
+        now = monotonic()
+        if now >= self.next_fetch_at and self.qos.credit(1) > 0:
             return True
-        return monotonic() >= self.next_fetch_at and self.qos.credit(1) > 0
+        if not self._pending.acks:
+            return False
+        if self._acks_due_at is None:
+            self._acks_due_at = now + _ACKS_SECONDS
+            self._poll_within(_ACKS_SECONDS)
+        return now >= self._acks_due_at
 
     def send_fetch(self) -> None:
         """Send the next fetch; the poller reads the reply."""
@@ -292,6 +301,7 @@ class Channel(WakingChannel):
             acks=self._pending.take_acks(ACKS_PER_CALL),
         )
         self._sent = fetch
+        self._acks_due_at = None
         self.woken = False
         self._in_poll = self.client.connection
         self._brpop_sent_at = monotonic()
@@ -381,6 +391,9 @@ class Channel(WakingChannel):
 
     def _fetch_again_in(self, seconds: float) -> None:
         self.next_fetch_at = monotonic() + seconds
+        self._poll_within(seconds)
+
+    def _poll_within(self, seconds: float) -> None:
         if self.connection.hub is not None:
             self.connection.poll_within(seconds)
 

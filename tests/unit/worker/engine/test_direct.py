@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from billiard.einfo import ExceptionInfo
 from celery import Celery, current_task, signals
+from celery._state import _task_stack
 from celery.app import trace
 from celery.app.trace import trace_task_ret
 from celery.exceptions import WorkerLostError
@@ -209,6 +210,17 @@ def test_a_coroutine_and_its_threads_know_their_task(app: Celery) -> None:
     run(app, request(app, 4))
     assert seen == [("double", "one", [4])] * 2
     assert not current_task
+
+
+def test_what_a_task_leaves_on_celerys_stack_ends_with_it(app: Celery) -> None:
+    async def careless(self: Doubling, number: int) -> int:
+        _task_stack.push(self)
+        return number
+
+    type(app.tasks["double"]).doubled = careless
+    before = dict(_task_stack._local)
+    run(app, request(app, 4))
+    assert dict(_task_stack._local) == before
 
 
 def test_a_success_is_reported_like_the_tracers(app: Celery) -> None:

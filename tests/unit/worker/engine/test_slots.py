@@ -1,7 +1,12 @@
-"""Slots: who may run, and who waits."""
+"""Slots: who may run, and who waits; and what tasks in progress may hold without a collection."""
+
+import gc
+from collections.abc import Iterator
 
 import pytest
+from celery import Celery
 
+from stepfleet.worker.engine.pool import Pool
 from stepfleet.worker.engine.pool.asyncio_pool import Slots
 
 
@@ -64,3 +69,25 @@ def test_dropping_what_waits_leaves_what_runs() -> None:
     assert slots.drop_waiting() == 2
     assert slots.running == {"a"}
     assert slots.take() is None
+
+
+@pytest.fixture
+def thresholds() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("thresholds")
+def test_garbage_is_not_looked_for_among_what_tasks_in_progress_hold() -> None:
+    pool = Pool(1000, app=Celery("slots", set_as_current=False))
+    pool.on_start()
+    try:
+        before = gc.get_stats()[0]["collections"]
+        held: list[list[int]] = [[] for _ in range(1000 * 400)]
+        assert gc.get_stats()[0]["collections"] == before
+        held += ([] for _ in range(1000 * 400))
+        assert gc.get_stats()[0]["collections"] > before
+    finally:
+        pool.on_terminate()
