@@ -116,7 +116,7 @@ MUTATIONS = {
         "",
     ),
     "claim starts an ended run again": Mutation(
-        "claim", "if TERMINAL[status] then return { 'ended', status, owed } end", ""
+        "claim", "if TERMINAL[status] or status == 'paused' then", "if status == 'paused' then"
     ),
     "claim lets a late repetition own a step that nobody works on": Mutation(
         "claim",
