@@ -42,9 +42,10 @@ local step, AN_HOUR = number(at), 3600000
 if not status then return { 'unknown' } end
 if TERMINAL[status] or status == 'paused' then
   local returns, passed_on = others('returns', 'reach')
-  if TERMINAL[status] then return { 'ended', status, (returns == '1' or passed_on) and 'owed' or '' } end
+  local owed = (returns == '1' or passed_on) and 'owed' or ''
+  if TERMINAL[status] then return { 'ended', status, owed } end
   redis.call('HDEL', run_key, 'hinted')
-  return { 'paused', status, passed_on and 'owed' or '' }
+  return { 'paused', status, passed_on and owed or '' }
 end
 local wanted_step = number(ARGV[2])
 if wanted_step < step then return { 'stale', step } end
