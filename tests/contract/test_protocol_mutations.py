@@ -116,7 +116,7 @@ MUTATIONS = {
         "",
     ),
     "claim starts an ended run again": Mutation(
-        "claim", "if TERMINAL[status] then return { 'ended', status, owed } end", ""
+        "claim", "if TERMINAL[status] or status == 'paused' then", "if status == 'paused' then"
     ),
     "claim lets a late repetition own a step that nobody works on": Mutation(
         "claim",
@@ -217,9 +217,11 @@ MUTATIONS = {
     "finish leaves the run in the index": Mutation(
         "common", "redis.call('ZREM', due_key, run_id)\n  relist(from, a.", "relist(from, a."
     ),
-    "finish lets the run live for ever": Mutation("common", "return retain(a.retention)", "return"),
+    "finish lets the run live for ever": Mutation(
+        "common", "return seldom('retain', a.retention)", "return"
+    ),
     "finish lets a run expire before its batch is over": Mutation(
-        "common", "if batch == '' then return retain", "if batch ~= '0' then return retain"
+        "common", "if batch == '' then return seldom", "if batch ~= '0' then return seldom"
     ),
     "nobody looks at a batch whose last run has ended": Mutation(
         "common", " == 0 then return look_at_batch(batch, now) end", " == 0 then return end"

@@ -10,7 +10,8 @@
 local run_key, due_key, queue_key = KEYS[1], KEYS[2], KEYS[3]
 local run_id = ARGV[1]
 local log_key, journal_key = run_key .. ':log', run_key .. ':journal'
-local lost_key, events_key = run_key .. ':lost', run_key .. ':events'
+local lost_key = run_key .. ':lost'
+local events_key = run_key .. ':events'
 local outcomes_key = run_key .. ':outcomes'
 local ALL_KEYS = { run_key, log_key, journal_key, outcomes_key, lost_key, events_key }
 local shard = string.sub(due_key, 1, -4)
@@ -291,7 +292,7 @@ local function finish(from, batch, a, now)
   relist(from, a.stop_reason, a.created)
   owe(a.returns, now, batch == '' and a.retention)
   -- The runs of a batch stay until the last of them has ended.
-  if batch == '' then return retain(a.retention) end
+  if batch == '' then return seldom('retain', a.retention) end
   move(batch, from, a.status)
   count(batch, 'reason:' .. a.stop_reason, 1)
   local place = redis.call('HINCRBY', batch_key(batch), 'endings', '1')

@@ -26,22 +26,24 @@ local function read_log(step, since, logged)
 end
 
 -- The fields from OF_CALLER on are the caller's: they are in its order (see `_HEADER` in store/runs/steps.py).
-local OF_CALLER, STARTED = 10, 19
+local OF_CALLER, STARTED = 4, 13
 local function read_header()
-  return redis.call('HMGET', run_key, 'token', 'lease', 'leased_at', 'elapsed', 'last_token', 'heard', 'logged', 'returns',
-    'reach', 'status', 'step', 'want', 'batch', 'wait', 'v', 'since', 'created', 'config', 'execution_started', 'overrides',
-    'slim', 'line', 'attempt', 'limited', 'crashes', 'losses', 'outcome', 'want_note', 'tenant', 'unpriced', 'vain',
-    'vain_before', 'priority', 'limited_by', 'billed', 'uncalled', 'unpaid')
+  return redis.call('HMGET', run_key, 'token', 'last_token', 'logged', 'status', 'step', 'want', 'batch', 'wait', 'v', 'since',
+    'created', 'config', 'execution_started', 'overrides', 'slim', 'line', 'attempt', 'limited', 'crashes', 'losses', 'outcome',
+    'want_note', 'tenant', 'unpriced', 'vain', 'vain_before', 'priority', 'limited_by', 'billed', 'uncalled', 'unpaid')
 end
 
+-- Fields that few claims need: each field that is read costs as much as a small command.
+local function others(...) return unpack(redis.call('HMGET', run_key, ...)) end
+
 local header = read_header()
-local owner, lease, began, elapsed, last_token, reached, logged, returns, passed_on, status, at, want, batch, waits, version,
-  since, created = unpack(header, 1, 17)
+local owner, last_token, logged, status, at, want, batch, waits, version, since, created = unpack(header, 1, 11)
 local step, AN_HOUR = number(at), 3600000
 if not status then return { 'unknown' } end
-local owed = (returns == '1' or passed_on) and 'owed' or ''
-if TERMINAL[status] then return { 'ended', status, owed } end
-if status == 'paused' then
+if TERMINAL[status] or status == 'paused' then
+  local returns, passed_on = others('returns', 'reach')
+  local owed = (returns == '1' or passed_on) and 'owed' or ''
+  if TERMINAL[status] then return { 'ended', status, owed } end
   redis.call('HDEL', run_key, 'hinted')
   return { 'paused', status, passed_on and owed or '' }
 end
@@ -51,10 +53,12 @@ if wanted_step < step then return { 'stale', step } end
 if wanted_step > step then return { 'ahead', step } end
 -- A repeated call that arrives after the commit of its own token, or after its death: its worker is gone.
 if last_token == ARGV[3] or last_token == 'died:' .. ARGV[3] then return { 'stale', step } end
-local now, found = now_ms(), ''
+local now, found, lease, began, elapsed = now_ms(), ''
+if owner ~= '' then lease, began, elapsed = others('lease', 'leased_at', 'elapsed') end
 if owner ~= ARGV[3] then
   if owner ~= '' and number(lease) > now then return { 'leased', number(lease) - now } end
   local flags = redis.call('HMGET', flags_key, 'fleet', 'b:' .. (batch or ''))
+  local reached = flags[2] and others('heard')
   local word, n = pending_request(flags[2], reached)
   local ending = word == 'cancel' and seldom('ending_of', batch)
   if word == 'cancel' and not ending then word, n = nil, nil end
