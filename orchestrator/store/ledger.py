@@ -37,6 +37,8 @@ ROWS_AT_ONCE = 500
 """Rows that one command looks through: a third of a millisecond of Redis."""
 _SECONDS = 86_400
 _SEPARATOR = "\x1e"
+_NUMBERS = " ".join(["%d"] * len(CallSums._fields))
+"""Their text at once: one after the other takes twice as long."""
 _NOTHING = UsageStats()
 _BATCH = "batch:"
 _OTHERS = re.compile(r"[^\w .@:-]+", re.ASCII)
@@ -97,9 +99,7 @@ def lines_of(logged: LoggedStep, payer: Payer, *, sign: int = 1) -> str:
         model = _named(named, payer)
         if state is CallState.COMMITTED and model in logged.default_priced:
             sums = sums._replace(default_priced=sums.calls)  # noqa: PLW2901 - the same call
-        # As JSON, a third of the time of one text for each.
-        written = orjson.dumps([sign * one for one in sums])[1:-1]
-        numbers = written.replace(b",", b" ").decode()
+        numbers = _NUMBERS % (sums if sign > 0 else tuple([-one for one in sums]))
         at = logged.committed_at or logged.result.started_at
         parts = (state.value, payer.tenant, payer.agent, model[:LONGEST_NAME])
         whose = _whose(*parts) if lane == STANDARD else _whose(*parts, lane)

@@ -4,7 +4,7 @@ from collections import OrderedDict
 from typing import Any
 
 from stepfleet.orchestrator.memory.window import Messages
-from stepfleet.orchestrator.records.calls.tools import LoggedCalls
+from stepfleet.orchestrator.records.calls.tools import LoggedCalls, ToolCall
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.steps import StepMessages, for_its_agent
 from stepfleet.orchestrator.store.codec import Fields, reading, stored_steps
@@ -35,17 +35,18 @@ class StepReader:
         """
         with reading:
             found = [self._read(one) for one in stored_steps(fields, first)]
-        return for_its_agent([one for _, one in found]), LoggedCalls([plain for plain, _ in found])
+        said = for_its_agent([step for _, step in found])
+        return [tuple(map(_own, one)) for one in said], LoggedCalls([plain for plain, _ in found])
 
     def _read(self, stored: str) -> tuple[bytes, StepMessages]:
+        """Return a step, whose plain messages other claims get as well."""
         if (known := self.kept.get(stored)) is not None:
             self.kept.move_to_end(stored)
-            plain, step = known
-            return plain, _copy_of(step)
+            return known
         plain = unpacked(stored)
         step = StepMessages.from_json(plain)
         if all(map(_is_plain, step.messages)):
-            self._keep(stored, plain, _copy_of(step))
+            self._keep(stored, plain, step)
         return plain, step
 
     def _keep(self, stored: str, plain: bytes, step: StepMessages) -> None:
@@ -67,17 +68,16 @@ def _is_plain(message: Message) -> bool:
     return isinstance(message.content, str) and not message.metadata
 
 
-def _copy_of(step: StepMessages) -> StepMessages:
-    """Return a step of plain messages that shares with its original what nobody can change."""
-    return step.model_copy(update={"messages": tuple(map(_own, step.messages))})
-
-
 def _own(message: Message) -> Message:
-    calls = tuple(
-        call.model_copy(update={"arguments": _copied(call.arguments)})
-        for call in message.tool_calls
-    )
-    return message.model_copy(update={"metadata": {}, "tool_calls": calls})
+    """Return a message that shares with a plain one what nobody can change."""
+    fields = vars(message) | {"metadata": message.metadata.copy()}
+    if calls := message.tool_calls:
+        fields["tool_calls"] = tuple([_own_call(call) for call in calls])
+    return Message.of_fields(fields)
+
+
+def _own_call(call: ToolCall) -> ToolCall:
+    return ToolCall.of_fields(vars(call) | {"arguments": _copied(call.arguments)})
 
 
 def _copied(value: Any) -> Any:

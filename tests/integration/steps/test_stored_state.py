@@ -202,7 +202,6 @@ def test_a_conversation_changes_in_one_place() -> None:
         "orchestrator/protocol/revision.py": "starts the fold with no messages",
         "orchestrator/records/state.py": "`with_message`, and the reset to the system prompt",
         "orchestrator/store/codec.py": "reads a conversation from its log",
-        "orchestrator/store/runs/step_reader.py": "messages of a log, for each reader its own",
         "worker/attempt/fallback.py": "a pruned copy of one request",
         "worker/models/http_model.py": "a copy of one request",
         "orchestrator/agents/answers/contract.py": "a copy of one request",
@@ -229,6 +228,8 @@ def _changes_messages(node: ast.AST) -> bool:
             return any(keyword.arg == "messages" for keyword in node.keywords)
         case ast.Call(func=ast.Attribute(attr="model_copy"), keywords=[ast.keyword(value=update)]):
             return _has_messages(update)
+        case ast.Call(func=ast.Attribute(attr="of_fields"), args=[fields]):
+            return _has_messages(fields)
         case ast.AnnAssign(target=ast.Name(id="update"), value=ast.Dict() as update):
             return _has_messages(update)
     return False
