@@ -37,9 +37,7 @@ from stepfleet.orchestrator.store.lua import digest
 MOMENTS = ("ready", "first_claim", "first_done")
 READY = re.compile(r"\bready\.")
 IMPORTED = re.compile(r"import time:\s+(\d+) \|\s+(\d+) \| (\s*)(\S+)")
-LOAD_WORKER = (
-    "import stepfleet.worker.__main__; from stepfleet.worker.app import app; app.finalize()"
-)
+LOAD_WORKER = "import celery.bin.worker; from stepfleet.worker.app import app; app.finalize()"
 LOAD_CELERY = "import celery.__main__, celery.bin.celery, celery.apps.worker; from chain import app"
 
 
