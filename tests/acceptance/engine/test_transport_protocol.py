@@ -92,6 +92,21 @@ def test_queues_take_turns(redis_url: str) -> None:
         assert drain(connection, got, 6) == ["a0", "b0", "a1", "b1", "a2", "a3"]
 
 
+def test_a_fetch_takes_more_messages_than_a_script_can_name_at_once(
+    redis_url: str, broker: Any
+) -> None:
+    publish(redis_url, "a", 0)
+    broker.rpush("a", *broker.lrange("a", 0, 0) * 9_999)  # Lua's stack holds 8,000 values
+    options = {"batch_messages": 10_000, "batch_bytes": 100_000_000}
+    with consuming(redis_url, "a", **options) as (connection, got):
+        drain(connection, got, 10_000)
+        assert broker.hlen("unacked") == broker.zcard("unacked_index") == 10_000
+        for message in got:
+            message.ack()
+        wait_until(lambda: not broker.hlen("unacked"), within=LONG, what="acknowledgements")
+    assert broker.zcard("unacked_index") == 0
+
+
 def test_a_fixed_order_serves_the_first_queue_first(redis_url: str) -> None:
     publish(redis_url, "a", *(f"a{i}" for i in range(3)))
     publish(redis_url, "b", "b0")

@@ -20,9 +20,9 @@ local index, unacked, quarantine = KEYS[1], KEYS[2], KEYS[3]
 local fetch, wanted, budget = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
 local largest, in_turn, queues = tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6])
 
-for i = 9 + queues, #ARGV do
-  redis.call('ZREM', index, ARGV[i])
-  redis.call('HDEL', unacked, ARGV[i])
+if #ARGV >= 9 + queues then
+  redis.call('ZREM', index, unpack(ARGV, 9 + queues))
+  redis.call('HDEL', unacked, unpack(ARGV, 9 + queues))
 end
 
 if wanted <= 0 or redis.call('EXISTS', KEYS[4]) == 1 then
@@ -32,8 +32,19 @@ end
 local time = redis.call('TIME')
 local now = time[1] .. '.' .. string.format('%06d', tonumber(time[2]))
 local taken, refused = {0, 0}, 0
+local dates, entries = {}, {}
+
+local function register()
+  for i = 1, #entries, 1000 do
+    local last = math.min(i + 999, #entries)
+    redis.call('ZADD', index, unpack(dates, i, last))
+    redis.call('HSET', unacked, unpack(entries, i, last))
+  end
+  dates, entries = {}, {}
+end
 
 local function refuse(message, queue)
+  register() -- before anything that may fail
   local about = cjson.encode({
     at = tonumber(now), reason = 'larger than ' .. largest .. ' bytes',
     queue = KEYS[4 + queue], bytes = #message,
@@ -55,8 +66,10 @@ local function take(list, queue)
   local ending = ARGV[8 + queue]
   if ending ~= '' then
     local tag = fetch .. ':' .. string.format('%d', #taken / 2)
-    redis.call('ZADD', index, now, tag)
-    redis.call('HSET', unacked, tag, '[' .. message .. ending)
+    table.insert(dates, now)
+    table.insert(dates, tag)
+    table.insert(entries, tag)
+    table.insert(entries, '[' .. message .. ending)
   end
   taken[#taken + 1] = queue
   taken[#taken + 1] = message
@@ -81,6 +94,7 @@ for first = 5, #KEYS, queues do
   end
 end
 
+register()
 if not full() then
   for list = 5, #KEYS do
     redis.call('EXISTS', KEYS[list])
