@@ -1,7 +1,7 @@
 """Reads the log for claims; what a worker has read of a step it keeps, within a bound."""
 
 from collections import OrderedDict
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepfleet.orchestrator.memory.window import Messages
 from stepfleet.orchestrator.records.calls.tools import LoggedCalls, ToolCall
@@ -15,46 +15,63 @@ KEPT_BYTES = 16 * 1024 * 1024
 _OBJECT_BYTES, _LIST_BYTES = 250, 60
 
 
+class _Known(NamedTuple):
+    plain: bytes
+    step: StepMessages
+    weight: int
+    """What keeping it takes; 0 where it is not kept."""
+
+
 class StepReader:
-    """Reads what claims need of logged steps, and keeps it by the text that is stored.
+    """Reads what claims need of logged steps, and keeps it by run and by the text that is stored.
 
     A claim reads all steps of its run, most of them as the claim before did. The same text says the
     same, whoever wrote it: what is kept is never out of date. Each claim gets messages of its own,
-    as users' code may change what lies in them. Steps take at most `most` bytes of memory; what was
+    as users' code may change what lies in them. Runs take at most `most` bytes of memory; what was
     not read for longest goes first.
     """
 
     def __init__(self, most: int = KEPT_BYTES) -> None:
         self._most, self.size = most, 0
-        self.kept: OrderedDict[str, tuple[bytes, StepMessages]] = OrderedDict()
+        self.kept: OrderedDict[str, dict[str, _Known]] = OrderedDict()
 
-    def said(self, fields: Fields, first: int = 0) -> tuple[list[Messages], LoggedCalls]:
-        """Return the messages of the steps from `first` on, and their calls to look up.
+    def said(
+        self, run_id: str, fields: Fields, first: int = 0
+    ) -> tuple[list[Messages], LoggedCalls]:
+        """Return the messages of a run's steps from `first` on, and their calls to look up.
 
         Raises `SerializationError` when a record cannot be read.
         """
+        known = self.forget(run_id)
+        texts = stored_steps(fields, first)
         with reading:
-            found = [self._read(one) for one in stored_steps(fields, first)]
-        said = for_its_agent([step for _, step in found])
-        return [tuple(map(_own, one)) for one in said], LoggedCalls([plain for plain, _ in found])
+            found = [known.get(text) or _read(text) for text in texts]
+        self._keep(
+            run_id, {text: one for text, one in zip(texts, found, strict=True) if one.weight}
+        )
+        said = for_its_agent([one.step for one in found])
+        return [tuple(map(_own, one)) for one in said], LoggedCalls([one.plain for one in found])
 
-    def _read(self, stored: str) -> tuple[bytes, StepMessages]:
-        """Return a step, whose plain messages other claims get as well."""
-        if (known := self.kept.get(stored)) is not None:
-            self.kept.move_to_end(stored)
-            return known
-        plain = unpacked(stored)
-        step = StepMessages.from_json(plain)
-        if all(map(_is_plain, step.messages)):
-            self._keep(stored, plain, step)
-        return plain, step
+    def forget(self, run_id: str) -> dict[str, _Known]:
+        """Return what is kept of a run, by its text, and keep it no longer."""
+        known = self.kept.pop(run_id, {})
+        self.size -= sum([one.weight for one in known.values()])
+        return known
 
-    def _keep(self, stored: str, plain: bytes, step: StepMessages) -> None:
-        self.kept[stored] = plain, step
-        self.size += _weight(plain)
+    def _keep(self, run_id: str, known: dict[str, _Known]) -> None:
+        if not known:
+            return
+        self.kept[run_id] = known
+        self.size += sum([one.weight for one in known.values()])
         while self.size > self._most:
-            _, (gone, _) = self.kept.popitem(last=False)
-            self.size -= _weight(gone)
+            self.forget(next(iter(self.kept)))
+
+
+def _read(stored: str) -> _Known:
+    """Read a step; one of plain messages has a weight, as later claims may have it as well."""
+    plain = unpacked(stored)
+    step = StepMessages.from_json(plain)
+    return _Known(plain, step, _weight(plain) if all(map(_is_plain, step.messages)) else 0)
 
 
 def _weight(plain: bytes) -> int:

@@ -98,6 +98,17 @@ async def test_a_run_that_stopped_has_no_further_message_and_leaves_the_index(
     assert "open" not in counters
 
 
+async def test_a_worker_keeps_what_it_read_of_a_run_until_the_run_ends(desk: Bench) -> None:
+    run_id = await desk.create()
+    claim = await desk.claim(run_id)
+    await desk.commit(claim, called(claim))
+    kept = desk.steps.read.kept
+    claim = await desk.claim(run_id, 1)
+    assert run_id in kept
+    await desk.commit(claim, answered(claim))
+    assert run_id not in kept
+
+
 async def test_an_active_run_never_expires(desk: Bench) -> None:
     """DIST-13"""
     run_id = await desk.create()
