@@ -189,7 +189,7 @@ class Slots(Generic[T]):
 
 logger = logging.getLogger("celery.pool")
 
-_OBJECTS, _OBJECTS_PER_SLOT = 50_000, 500
+_OBJECTS, _OBJECTS_PER_SLOT = 50_000, 200
 """New objects after which garbage is collected. Tasks in progress are none: to look through those
 of a thousand slots takes tenths of a second, in which the loop stands still."""
 _OLDER_THRESHOLDS = (5, 100)

@@ -85,9 +85,9 @@ def test_garbage_is_not_looked_for_among_what_tasks_in_progress_hold() -> None:
     pool.on_start()
     try:
         before = gc.get_stats()[0]["collections"]
-        held: list[list[int]] = [[] for _ in range(1000 * 400)]
+        held: list[list[int]] = [[] for _ in range(1000 * 150)]
         assert gc.get_stats()[0]["collections"] == before
-        held += ([] for _ in range(1000 * 400))
+        held += ([] for _ in range(1000 * 150))
         assert gc.get_stats()[0]["collections"] > before
     finally:
         pool.on_terminate()
