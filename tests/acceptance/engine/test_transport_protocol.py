@@ -97,8 +97,8 @@ def test_a_fetch_takes_more_messages_than_a_script_can_name_at_once(
 ) -> None:
     publish(redis_url, "a", 0)
     broker.rpush("a", *broker.lrange("a", 0, 0) * 9_999)  # Lua's stack holds 8,000 values
-    options = {"batch_messages": 10_000, "batch_bytes": 100_000_000}
-    with consuming(redis_url, "a", **options) as (connection, got):
+    largest: dict[str, Any] = {"batch_messages": 10_000, "batch_bytes": 100_000_000}
+    with consuming(redis_url, "a", **largest) as (connection, got):
         drain(connection, got, 10_000)
         assert broker.hlen("unacked") == broker.zcard("unacked_index") == 10_000
         for message in got:
