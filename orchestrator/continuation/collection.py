@@ -78,9 +78,8 @@ class ContinuationCriteria:
 
     def forbids(self, state: AgentState) -> bool:
         """Return whether a criterion ends the run; our own do not build their reasons here."""
-        each = (_decision(one, state, how, ours) for one, how, ours in self._each)
-        # Where nothing was left to do, a limit does not count unless it has failed.
-        return FORBID in each and self.decide(state) is FORBID
+        decisions = [_decision(one, state, how, ours) for one, how, ours in self._each]
+        return _resolved(decisions, self._limits)[0] is FORBID
 
     def can_continue(self, state: AgentState) -> bool:
         """Return whether the run may go on."""

@@ -28,15 +28,13 @@ def prevented(claim: Claim, criteria: ContinuationCriteria) -> ContinuationOutco
     delayed = again or claim.state.stop_requested is not None
     if claim.state.step_count and claim.decided and not delayed:
         return None
-    may_complete = claim.state.step_count and not claim.decided
-    if not may_complete and not criteria.forbids(claim.state):
-        return None  # as for most steps, and nobody reads why
     outcome = criteria.evaluate(claim.state)
     if outcome.decision is ContinuationDecision.FORBID_CONTINUATION:
         return outcome
+    if outcome.should_continue or claim.decided or not claim.state.step_count:
+        return None
     has_answer = all(one.is_assistant() for one in claim.state.messages[-1:])
-    completes = has_answer and outcome.stop_reason is StopReason.COMPLETED
-    return outcome if may_complete and completes and not outcome.should_continue else None
+    return outcome if has_answer and outcome.stop_reason is StopReason.COMPLETED else None
 
 
 def cancelled_outcome(note: str) -> ContinuationOutcome:
