@@ -1,7 +1,7 @@
 -- Ends deliveries.
 --
 -- KEYS  1 unacked_index (zset), 2 unacked (hash)
--- ARGV  tags
+-- ARGV  tags: at least one, at most a thousand
 -- returns how many of them were still registered
 -- Invariant: repeating it changes nothing.
 

@@ -29,6 +29,9 @@ if wanted <= 0 or redis.call('EXISTS', KEYS[4]) == 1 then
   return {0, 0}
 end
 
+-- A key of another kind fails here, before anything is taken.
+redis.call('ZCARD', index)
+redis.call('HLEN', unacked)
 local time = redis.call('TIME')
 local now = time[1] .. '.' .. string.format('%06d', tonumber(time[2]))
 local taken, refused = {0, 0}, 0
@@ -44,7 +47,6 @@ local function register()
 end
 
 local function refuse(message, queue)
-  register() -- before anything that may fail
   local about = cjson.encode({
     at = tonumber(now), reason = 'larger than ' .. largest .. ' bytes',
     queue = KEYS[4 + queue], bytes = #message,
@@ -55,11 +57,16 @@ local function refuse(message, queue)
 end
 
 local function take(list, queue)
-  local message = redis.call('RPOP', list)
+  local message = redis.pcall('RPOP', list)
   if not message then
     return false
   end
+  if message.err then -- the list is of another kind
+    register()
+    return error(message)
+  end
   if #message > largest then
+    register() -- the quarantine may fail, too
     refuse(message, queue)
     return true
   end
