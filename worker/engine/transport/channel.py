@@ -196,7 +196,7 @@ def send_command(connection: Any, *command: Any) -> Any:
 
 
 _BACK_OFF_SECONDS = 1.0
-_ACKS_SECONDS = 0.1
+_ACKS_SECONDS = 0.02
 """How long acknowledgements wait for a fetch that takes messages, too: a call less for Redis."""
 _REPLY_SECONDS = 5.0
 
