@@ -106,11 +106,7 @@ class Maximum(ABC):
 
     def explain(self, state: AgentState) -> ContinuationEvaluation:
         """Return the decision with both numbers."""
-        value, decide = self.measure(state), self.decide
-        if getattr(decide, "__func__", None) is Maximum.decide:  # which would measure once more
-            decision = FORBID if value >= self.maximum else ALLOW
-        else:
-            decision = decide(state)
+        value, decision = self.measure(state), self.decide(state)
         reached, unit = decision is FORBID, self.unit
         relation = "has reached" if reached else "is below"
         context = {"value": value, "limit": self.maximum}

@@ -112,10 +112,7 @@ def args_summary(arguments: Mapping[str, Any]) -> str:
     """Return the first three arguments as `key: value`, each value cut to 30 characters."""
     shown = []
     for key, value in list(arguments.items())[:3]:
-        if type(value) is int:  # for one number, JSON's encoder takes ten times as long
-            text = str(value)
-        else:
-            text = f'"{value}"' if isinstance(value, str) else value_text(value)
+        text = f'"{value}"' if isinstance(value, str) else value_text(value)
         shown.append(f"{key}: {_cut(text, 30)}")
     return ", ".join(shown)
 

@@ -90,7 +90,7 @@ class StepStore(Gateway):
         self.lease, self.grace = opened.settings.lease, opened.settings.grace
         self.worker = opened.worker
         self.calls = calls
-        self.read = StepReader()
+        self.reader = StepReader()
         self.has_price: Callable[[AgentConfig, str], bool] = lambda _, __: True
 
     async def prepare(self) -> None:
@@ -203,7 +203,7 @@ class StepStore(Gateway):
         if reply[0] in ("committed", "mine"):
             self._crash("end-applied" if verdict.move is Move.FINISH else "commit-applied")
             if verdict.move is Move.FINISH:
-                self.read.forget(claim.run_id)
+                self.reader.forget(claim.run_id)
             if goes_on and reply[1] == "in_progress":
                 await self._dispatch.published(following, agent)
         return _committed(reply)
@@ -295,7 +295,7 @@ class StepStore(Gateway):
         config = await self._configs.of_run(header)
         fields = pairs(reply[3])
         first = log_begin(header) if header.get("since") else 0
-        said, calls = self.read.said(hint.run_id, fields, first)
+        said, calls = self.reader.said(hint.run_id, fields, first)
         messages = load_messages(config.instructions, fields, said, first)
         state = load_state(header, messages, calls, now)
         history = None

@@ -102,7 +102,7 @@ async def test_a_worker_keeps_what_it_read_of_a_run_until_the_run_ends(desk: Ben
     run_id = await desk.create()
     claim = await desk.claim(run_id)
     await desk.commit(claim, called(claim))
-    kept = desk.steps.read.kept
+    kept = desk.steps.reader.kept
     claim = await desk.claim(run_id, 1)
     assert run_id in kept
     await desk.commit(claim, answered(claim))
