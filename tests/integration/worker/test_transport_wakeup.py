@@ -59,11 +59,14 @@ def test_a_message_that_comes_before_the_reply_of_an_empty_fetch_is_looked_for(
 def test_acknowledgements_travel_with_a_fetch_of_messages_or_a_moment_later(
     channel: Channel,
 ) -> None:
-    channel.connection.register_with_event_loop(channel.connection, Hub())  # type: ignore[no-untyped-call]
-    channel.next_fetch_at = monotonic() + LONG  # the queues are empty
+    hub: Any = Hub()  # type: ignore[no-untyped-call]
+    never = monotonic() + 10 * LONG
+    channel.connection.register_with_event_loop(channel.connection, hub)
+    channel.next_fetch_at = never  # the queues are empty
     channel.acknowledge("a tag")
     assert not channel.wants_to_fetch()
+    assert hub.fire_timers(max_delay=LONG) < 0.5  # the hub looks again
     channel.next_fetch_at = 0.0
     assert channel.wants_to_fetch()
-    channel.next_fetch_at = monotonic() + LONG
+    channel.next_fetch_at = never
     wait_until(channel.wants_to_fetch, within=LONG, what="a fetch for acknowledgements alone")

@@ -27,10 +27,12 @@ def log_of(*texts: str) -> dict[str, str]:
 def test_a_step_is_read_once_however_often_its_run_is_claimed() -> None:
     reader = StepReader()
     reader.said("r", log_of("a"))
+    (known,) = reader.kept["r"].values()
     (first, second), calls = reader.said("r", log_of("a", "b"))
 
     assert [one[0].text for one in (first, second)] == ["a", "b"]
     assert [one.result for one in calls] == ["a", "b"]
+    assert next(iter(reader.kept["r"].values())) is known
     assert len(reader.kept["r"]) == 2
 
 
