@@ -342,6 +342,24 @@ def test_a_call_of_another_model_has_a_grant_of_its_own(gate: Admissions) -> Non
     assert again == ["over n 1 1 1 other:m"]
 
 
+def test_who_asks_again_ends_the_grant_that_its_place_in_the_line_gets(gate: Admissions) -> None:
+    """The ledger's sums come with the second request: the grant is for the first one's place."""
+    gate.limit(MODEL, calls=9)
+    gate.limit("other:m", calls=9)
+    gate.limit(ACME, calls=9)
+    first = request("r0", MODEL, ACME, n=1)
+    assert gate.call(first | {"key": "k1"}) == ["waits"]
+    base = {"op": "base", "names": [ACME], "all": {}, "day": {}, "today": gate.now // DAY}
+    assert gate.call(first | {"key": "k2", "op": "try"}, base) == ["granted", "done"]
+    ended = {"op": "settle", "run": "r0", "step": 0, "key": "k2", "names": [MODEL, ACME]}
+    turned = request("r0", "other:m", ACME, op="try", n=1) | {"of": "other:m", "key": "k3"}
+    assert gate.call(turned | {"ended": ended | {"spent": {"n": 1}}}) == ["granted"]
+    settled = {"op": "settle", "run": "r0", "step": 0, "key": "k3", "names": ["other:m", ACME]}
+    assert gate.call(settled | {"spent": {"n": 1}}) == ["done"]
+    spent = [gate.numbers(keys.LIMIT_SPENT, name)[2] for name in (MODEL, "other:m", ACME)]
+    assert spent == [1, 1, 2]
+
+
 def test_calls_without_a_tenant_have_no_budget(gate: Admissions) -> None:
     gate.limit("tenant:*", calls=5)
     gate.limit(MODEL, in_flight=1)

@@ -282,7 +282,11 @@ if lines_total > 0 or #queue > 0 or next(counts_changed) then
   waiting_total = redis.call('HLEN', waiting_key)
 end
 for i, op in ipairs(ops) do
-  if results[i] == 'waits' and was_admitted[op.run] == op.step then results[i] = 'granted' end
+  local held = results[i] == 'waits' and was_admitted[op.run] == op.step and grants[op.run]
+  if held then -- its place in the line had the key of an earlier request; who asks now ends it by this one
+    held.key = op.key
+    results[i] = 'granted'
+  end
 end
 
 -- Who comes back first has the turn, as long as it comes.

@@ -83,7 +83,7 @@ def test_unevaluated_properties_beside_patterns_are_matched_in_linear_time(
 
 @pytest.mark.parametrize("draft", DRAFTS[2:])
 def test_tens_of_thousands_of_unevaluated_names_and_items_are_judged(draft: dict[str, Any]) -> None:
-    """TOOL-10: to look each one up in a list takes more than ten seconds, seen by no clock."""
+    """TOOL-10: each one is looked up, and not in a list."""
     branch = {"patternProperties": {"^n": {"type": "integer"}}}
     names = {"$ref": "#/$defs/names", "unevaluatedProperties": False}
     items = {"if": {"items": {"type": "integer"}}, "unevaluatedItems": False}
@@ -93,10 +93,15 @@ def test_tens_of_thousands_of_unevaluated_names_and_items_are_judged(draft: dict
         "$defs": {"names": branch},
         "properties": {"names": names, "items": items},
     }
-    data = {"names": {f"n{n}": n for n in range(30_000)}, "items": list(range(30_000))}
-    begun = time.thread_time()
-    assert checker_of("t", schema)(data) == data
-    assert time.thread_time() - begun < 5
+    check = checker_of("t", schema)
+    check({"names": {"n": 1}, "items": [1]})  # made when it is first used
+    took = []
+    for most in (1_250, 10_000):
+        data = {"names": {f"n{n}": n for n in range(most)}, "items": list(range(most))}
+        begun = time.thread_time()
+        assert check(data) == data
+        took.append(time.thread_time() - begun)
+    assert took[1] < 16 * took[0], "eight times as many, not 64 times as long"
 
 
 def test_dependencies_of_old_dialects_count_in_new_ones() -> None:
