@@ -342,6 +342,10 @@ def _state(worker: WorkerSeen) -> Text:
     return Text("stopping", style="yellow") if worker.stopping else Text("alive", style="green")
 
 
+def _build(worker: WorkerSeen) -> str:
+    return ", ".join(filter(None, (str(worker.build), worker.release)))
+
+
 def workers_picture(found: Sequence[WorkerSeen]) -> RenderableType:
     """Return a row per worker, and what is wrong with them together."""
     if not found:
@@ -355,7 +359,7 @@ def workers_picture(found: Sequence[WorkerSeen]) -> RenderableType:
     for one in found:
         memory = "" if one.rss_bytes is None else f"{one.rss_bytes / 2**20:,.0f} MB"
         started = f"{one.started_at.astimezone(UTC):%m-%d %H:%M:%S}" if one.started_at else ""
-        cells = (f"{count(one.held)}/{count(one.slots)}", memory, shown(one.version, 20), started)
+        cells = (f"{count(one.held)}/{count(one.slots)}", memory, shown(_build(one), 40), started)
         names = (_names(one.agents), _names(one.queues))
         rows.append((shown(one.name, 80), _state(one), *cells, *names))
     wrong = [one for one in (versions(found), *stopping(found)) if one.fix]

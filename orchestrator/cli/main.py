@@ -174,9 +174,9 @@ def build() -> typer.Typer:
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from importlib.metadata import version  # noqa: PLC0415 - for this option only
+        from stepfleet.orchestrator.version import own_build  # noqa: PLC0415 - for this option only
 
-        typer.echo(version("stepfleet"))
+        typer.echo(own_build())
         raise typer.Exit
 
 

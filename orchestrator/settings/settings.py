@@ -78,7 +78,8 @@ class Settings(BaseSettings):
     step, agent and task. `telemetry` makes workers send spans to an OpenTelemetry
     collector: `auto` does where `OTEL_EXPORTER_OTLP_ENDPOINT` is set. With `metrics_port` they
     serve metrics at `metrics_host`, each process at the next port that is free. Without
-    `flower_content` Flower shows no texts of models and tools to anybody.
+    `flower_content` Flower shows no texts of models and tools to anybody. `release` is a name that
+    workers report beside their version, such as the tag of an image: a line of free text.
     """
 
     model_config = SettingsConfigDict(
@@ -125,6 +126,7 @@ class Settings(BaseSettings):
     signing_key: SecretStr | None = None
     limits: dict[str, Limit] = Field(default_factory=dict)
     flower_content: bool = True
+    release: str = Field(default="", max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")
 
     @classmethod
     def settings_customise_sources(

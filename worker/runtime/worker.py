@@ -12,8 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Itera
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cache, partial
-from importlib import metadata
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -36,6 +35,7 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA, fleet_figures, forget_workers
 from stepfleet.orchestrator.store.fleet.servers import server_info, warnings
 from stepfleet.orchestrator.store.store import Store, open_store
+from stepfleet.orchestrator.version import own_build
 from stepfleet.worker.agents.local import LocalAgents, sources_of
 from stepfleet.worker.agents.response_cache import ResponseCache
 from stepfleet.worker.agents.streaming import Streaming
@@ -222,7 +222,7 @@ class Worker:
 
     async def report(self) -> None:
         """Report that this worker lives, and what it holds. Raises `StoreError`."""
-        store, agents, leases = self.store, self.agents, self.leases
+        store, agents, leases, build = self.store, self.agents, self.leases, own_build()
         now = await store.connection.now()
         state = {
             "schema": REPORT_SCHEMA,
@@ -234,7 +234,9 @@ class Worker:
             "queues": sorted(self.app.amqp.queues.consume_from),
             "tool_queues": sorted({queue for agent in agents for queue in agent.queues}),
             "stopping": leases.draining,
-            "version": own_version(),
+            "version": build.version,
+            "commit": build.commit,
+            "release": store.settings.release,
             "rss_bytes": memory_in_use(),
             "started_at": (now - timedelta(seconds=time.monotonic() - STARTED)).isoformat(),
             "seen": now.timestamp(),
@@ -350,14 +352,6 @@ class Worker:
 def process_name() -> str:
     """Return the name of this process among all of the fleet: host and process id."""
     return f"{socket.gethostname()}:{os.getpid()}"
-
-
-@cache
-def own_version() -> str:
-    """Return the version of stepfleet here; empty where it is not installed as a package."""
-    with suppress(metadata.PackageNotFoundError):
-        return metadata.version("stepfleet")
-    return ""
 
 
 def memory_in_use() -> int | None:

@@ -50,9 +50,12 @@ function state(one) {
   return one.stopping ? el("span", { class: "sf-error" }, "stopping") : "alive";
 }
 
+/** A worker's version and commit, as the command line shows them, and its release. */
+const build = (one) => [one.commit ? `${one.version}+${one.commit.slice(0, 8)}` : one.version, one.release].filter(Boolean).join(", ").slice(0, 150);
+
 const worker = (one) => [
   el("span", { class: "sf-cell" }, one.name), el("span", { class: "sf-cell sf-small" }, state(one)), el("span", { class: "text-nowrap" }, `${count(one.held)} of ${count(one.slots)}`),
-  megabytes(one.rss_bytes), one.version.slice(0, 40), time(one.started_at),
+  megabytes(one.rss_bytes), el("span", { class: "sf-cell sf-small" }, build(one)), time(one.started_at),
   el("span", { class: "sf-cell" }, one.agents.join(", ")), el("span", { class: "sf-cell sf-small" }, (one.queues || []).join(", ")),
 ];
 

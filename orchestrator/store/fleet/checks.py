@@ -36,12 +36,14 @@ from stepfleet.orchestrator.store.limits import (
     raised_by,
 )
 from stepfleet.orchestrator.store.store import Store
+from stepfleet.orchestrator.version import Build, own_build
 
 ENOUGH_SENTINELS = 3
 REASONS = 3
 """Reasons of refused messages that are listed."""
 LONG_PAUSE = 60.0
 """Seconds for which a model refuses calls until that is worth a word."""
+NOBODY = "no worker is alive"
 _BROKER_SECONDS = 5
 
 
@@ -203,16 +205,42 @@ def workers(names: Sequence[str], waiting: int, troubles: Sequence[str] = ()) ->
 
 
 def versions(seen: Iterable[WorkerSeen]) -> Check:
-    """Judge whether living workers have the same version; those of earlier ones report none."""
+    """Judge whether living workers have the same build; those of earlier ones report none."""
     found: dict[str, list[str]] = {}
     for one in seen:
         if one.alive:
-            found.setdefault(one.version or "an older one", []).append(one.name)
-    shown = "; ".join(f"{version}: {_some(names)}" for version, names in sorted(found.items()))
-    if len(found) <= 1:
-        return good("worker versions", ", ".join(found) or "no worker is alive")
-    fix = "restart the workers of the other version, unless an update is under way"
-    return warn("worker versions", shown, fix)
+            found.setdefault(_running(one), []).append(one.name)
+    shown = "; ".join(f"{build}: {_some(names)}" for build, names in sorted(found.items()))
+    builds = {one.build for one in seen if one.alive}
+    if len(builds) <= 1:
+        return good("worker versions", shown if len(found) > 1 else ", ".join(found) or NOBODY)
+    fix = (
+        "finish the rolling upgrade, or restart those of the other version; both may run for as "
+        "long as it takes (docs/operations.md#rolling-upgrades)"
+    )
+    return warn("worker versions", f"a mixed fleet: {shown}", fix)
+
+
+def _running(worker: WorkerSeen) -> str:
+    build = str(worker.build) or "an older one"
+    return f"{build} ({worker.release})" if worker.release else build
+
+
+def client_version(seen: Iterable[WorkerSeen], here: Build) -> Iterator[Check]:
+    """Judge whether what asks, at `here`, has the build of some living worker."""
+    builds = {one.build for one in seen if one.alive}
+    if not builds or any(here.version == one.version and _may_be(here, one) for one in builds):
+        return
+    there = ", ".join(sorted(str(one) or "an older one" for one in builds))
+    fix = (
+        "upgrade what is behind: workers first, then clients, Flower and keepers "
+        "(docs/operations.md#rolling-upgrades)"
+    )
+    yield warn("client version", f"{str(here) or 'an unknown one'} here, workers have {there}", fix)
+
+
+def _may_be(here: Build, there: Build) -> bool:
+    return here.commit == there.commit or not here.commit
 
 
 def stopping(seen: Iterable[WorkerSeen]) -> Iterator[Check]:
@@ -317,7 +345,7 @@ class FleetRead:
     """The fleet at one moment, its agents and schedules, and what is wrong with its limits.
 
     `names` are those of all agents, `unread` says why some of them cannot be read;
-    `asks` are the calls that have waited longest for people.
+    `asks` are the calls that have waited longest for people; `here` is the build that reads.
     """
 
     overview: FleetOverview
@@ -329,6 +357,7 @@ class FleetRead:
     asks: Sequence[Ask]
     asks_in_all: int
     now: datetime
+    here: Build
 
 
 async def read_fleet(store: Store) -> FleetRead:
@@ -356,6 +385,7 @@ async def read_fleet(store: Store) -> FleetRead:
         asks=await store.approvals.oldest(),
         asks_in_all=(await store.approvals.figures()).count,
         now=await timed.now(),
+        here=own_build(),
     )
 
 
@@ -366,6 +396,7 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     yield workers(alive, seen.active, seen.troubles)
     yield from stopping(seen.workers)
     yield versions(seen.workers)
+    yield from client_version(seen.workers, read.here)
     yield from paused(is_paused=seen.paused)
     yield from queues(seen.unserved, queue)
     yield from outages([str(one) for one in seen.outages])

@@ -23,12 +23,13 @@ from stepfleet.orchestrator.store.codec import WAIT, awaited_calls, load_wait, m
 from stepfleet.orchestrator.store.fleet.servers import ServerFacts, health_findings, server_info
 from stepfleet.orchestrator.store.limits import LimitState
 from stepfleet.orchestrator.store.store import Store
+from stepfleet.orchestrator.version import Build
 
 REPORT_SCHEMA = 2
 """Of workers' reports. Later ones may have more fields; those that are known keep their meaning."""
 _REPORTED = (
     *("held", "slots", "agents", "queues", "tool_queues"),
-    *("stopping", "version", "rss_bytes", "started_at"),
+    *("stopping", "version", "commit", "release", "rss_bytes", "started_at"),
 )
 FORGOTTEN_SECONDS = 24 * 3600.0
 LOOKED_AT = 10_000
@@ -45,8 +46,8 @@ class WorkerSeen(Record):
     `name` is that of its node in Celery, with the process id after it for a child of a pool;
     `process` is `host:pid`. `queues` are the queues that it serves (None where it does not report
     them), `tool_queues` those that the tools of its agents need. `stopping`: it takes no new steps;
-    `version` is that of stepfleet, `rss_bytes` the process's memory; those of a version that does
-    not report them are empty.
+    `version` and `commit` are those of stepfleet, `release` the setting of that name, `rss_bytes`
+    the process's memory; those of a version that does not report them are empty.
     """
 
     name: str
@@ -60,8 +61,15 @@ class WorkerSeen(Record):
     alive: bool = True
     stopping: bool = False
     version: str = ""
+    commit: str = ""
+    release: str = ""
     rss_bytes: int | None = None
     started_at: datetime | None = None
+
+    @property
+    def build(self) -> Build:
+        """Its build of stepfleet."""
+        return Build(self.version, self.commit)
 
 
 class FleetOverview(Record):

@@ -14,7 +14,9 @@ from stepfleet.orchestrator.store.fleet.servers import (
     warnings,
 )
 from stepfleet.orchestrator.store.limits import LimitState
+from stepfleet.orchestrator.version import Build
 
+OLD, NEW = "1" * 40, "2" * 40
 SOUND = ServerFacts("7.0.15", append_only=True, eviction="noeviction")
 STORE = RedisFacts(SOUND, shards=16, quarantined=0)
 
@@ -92,6 +94,7 @@ def test_every_finding_that_is_not_ok_names_a_fix() -> None:
         checks.agents([]),
         checks.quarantine(1),
         checks.versions([old, new]),
+        *checks.client_version([new], Build("1")),
         *checks.stopping([seen("last", stopping=True)]),
         *checks.paused(is_paused=True),
         *checks.limits("", [LimitState(name="tenant:acme", waits_for="usd of tenant:acme")]),
@@ -103,16 +106,41 @@ def test_every_finding_that_is_not_ok_names_a_fix() -> None:
     assert State.OK not in {check.state for check in found}
 
 
-def seen(name: str, *, version: str = "", stopping: bool = False) -> WorkerSeen:
-    return WorkerSeen(name=name, seen_seconds_ago=1.0, version=version, stopping=stopping)
+def seen(
+    name: str, *, version: str = "", commit: str = "", release: str = "", stopping: bool = False
+) -> WorkerSeen:
+    told = {"version": version, "commit": commit, "release": release, "stopping": stopping}
+    return WorkerSeen.model_validate({"name": name, "seen_seconds_ago": 1.0, **told})
 
 
-def test_workers_of_several_versions_are_named_with_theirs() -> None:
-    """Those that are gone do not count."""
+def test_workers_of_several_builds_are_a_mixed_fleet_and_named_with_theirs() -> None:
+    """OPS-04: a warning: rolling upgrades are normal. Those that are gone do not count."""
     gone = WorkerSeen(name="gone", seen_seconds_ago=99.0, alive=False, version="1")
     assert checks.versions([gone, seen("b", version="2"), seen("a", version="2")]).found == "2"
     mixed = checks.versions([seen("a"), seen("b", version="2")])
-    assert (mixed.state, mixed.found) == (State.WARN, "2: b; an older one: a")
+    assert (mixed.state, mixed.found) == (State.WARN, "a mixed fleet: 2: b; an older one: a")
+    commits = [seen("a", version="2", commit=NEW), seen("b", version="2", commit=OLD)]
+    mixed = checks.versions([*commits, seen("c", version="2", commit=OLD, release="v7")])
+    assert mixed.state is State.WARN
+    assert mixed.found == "a mixed fleet: 2+11111111: b; 2+11111111 (v7): c; 2+22222222: a"
+
+
+def test_releases_of_one_build_are_named_and_no_worry() -> None:
+    """OPS-04: a user's new image with the same stepfleet."""
+    found = checks.versions([seen("a", version="2", release="v7"), seen("b", version="2")])
+    assert (found.state, found.found) == (State.OK, "2: b; 2 (v7): a")
+
+
+def test_a_client_of_another_build_than_all_workers_is_told_so() -> None:
+    """OPS-04: what it does not know of itself it does not compare."""
+    old, new = seen("a", version="2", commit=OLD), seen("b", version="2", commit=NEW)
+    (found,) = checks.client_version([old], Build("2", NEW))
+    assert (found.state, found.found) == (State.WARN, "2+22222222 here, workers have 2+11111111")
+    assert not list(checks.client_version([old, new], Build("2", NEW)))
+    assert not list(checks.client_version([old], Build("2")))
+    assert not list(checks.client_version([], Build("2")))
+    (found,) = checks.client_version([seen("c")], Build("2"))
+    assert found.found == "2 here, workers have an older one"
 
 
 def test_stopping_workers_are_a_worry_only_without_another_one() -> None:
