@@ -28,8 +28,11 @@ from stepfleet.worker.runtime.process import WorkerProcess
 from stepfleet.worker.step import Report
 
 log = logging.getLogger(__name__)
+_unread: set[str] = set()
+"""Why this process could not read runs, as far as it has warned of it."""
 
 SHOWN = 300
+MOST_REASONS = 100
 ISOLATED = "executed in an isolated process"
 TRACER_LOG = "celery.app.trace"
 STOPPING = "the worker is stopping"
@@ -205,8 +208,18 @@ def _refused(run_id: str, refusal: Refusal) -> str:
     if refusal.why is Refused.DRAINING:
         raise Reject(STOPPING, requeue=True)
     if refusal.why is Refused.UNREADABLE:
-        log.warning("run %s is left to other workers: %s", run_id, refusal.detail)
+        _tell_unread(run_id, refusal.detail)
     return f"dropped: {refusal.why}"
+
+
+def _tell_unread(run_id: str, why: str) -> None:
+    """Log that a run is left to others: a warning once for each reason, which all runs may have."""
+    is_new = why not in _unread
+    if len(_unread) >= MOST_REASONS:
+        _unread.clear()
+    _unread.add(why)
+    level = logging.WARNING if is_new else logging.INFO
+    log.log(level, "run %s is left to other workers: %s", run_id, why)
 
 
 def _shown(failure: Any) -> str:

@@ -26,7 +26,7 @@ from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.upkeep import follow_up_id
-from stepfleet.orchestrator.store.codec import MESSAGES, Fields
+from stepfleet.orchestrator.store.codec import MESSAGES, Fields, reading
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.runs.submission import NewRun
 from stepfleet.orchestrator.store.store import Store
@@ -69,7 +69,8 @@ class FollowUpSubmission:
     async def look(self, batch_id: str) -> None:
         """Submit a batch if the one before it has ended; twice does no harm.
 
-        Raises `StoreError` when Redis stays out of reach; any worker then goes on.
+        Raises `StoreError` when Redis stays out of reach, and `SerializationError` where only a
+        newer version can read what it needs; any worker then goes on.
         """
         if not await self._index.take(batch_id):
             return
@@ -122,9 +123,11 @@ class FollowUpSubmission:
     async def _config(self, plan: FollowUp) -> AgentConfig:
         try:
             config = await self._store.configs.load(plan.config)
-            await self._store.configs.save(config)  # it is used, though no run refers to it yet
         except SerializationError as error:
+            if await self._store.configs.has(plan.config):
+                raise  # a newer version wrote it
             raise ConfigurationError(str(error)) from None
+        await self._store.configs.save(config)  # it is used, though no run refers to it yet
         return config
 
     async def _why_not(self, plan: FollowUp, source: Manifest | None) -> str:
@@ -220,7 +223,8 @@ class FollowUpSubmission:
 
 
 def _ended(run_id: str, header: Fields) -> CompletedRun:
-    state = AgentState.from_json(unpacked(header["slim"]))
+    with reading:
+        state = AgentState.from_json(unpacked(header["slim"]))
     text = answer_text(state.last_output, state.answer.structured if state.answer else None)
     return CompletedRun(Before(header.get("line") or run_id, text), header.get("tenant"))
 

@@ -57,7 +57,8 @@ class StepWait:
 
     What it waits for wakes it; a worker takes it at the `deadline` in any case (UTC; None: only
     those that end before it wake it). `calls` have no result yet, `outage` is of services that are
-    out, `key` names a limit. Once it is `over` a worker has taken the step, which is still open.
+    out, `key` names a limit, or says which worker could not read the run, and why. Once it is
+    `over` a worker has taken the step, which is still open.
     """
 
     reason: WaitReason

@@ -67,6 +67,10 @@ class Configs:
                 raise SerializationError(msg) from error
         return self._known[digest]
 
+    async def has(self, digest: str) -> bool:
+        """Return whether there is a configuration of that digest, readable or not."""
+        return bool(await self._connection.execute("HEXISTS", self._agents, digest))
+
     async def of_run(self, header: Mapping[str, str]) -> AgentConfig:
         """Return the configuration of a run: that of its agent with the run's own overrides."""
         config = await self.load(header["config"])

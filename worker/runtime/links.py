@@ -32,7 +32,7 @@ from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.records.state import AgentState, Lifecycle
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.codec import Fields
+from stepfleet.orchestrator.store.codec import Fields, reading
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.dispatch import client_app
 from stepfleet.orchestrator.store.pace import in_groups
@@ -242,10 +242,12 @@ class DependentRuns:
             dependent = await self.waiting.read(run_id)
             if dependent is None or Lifecycle(dependent.header["status"]) not in _ACTIVE:
                 return
-            seconds = await self._follow(dependent, dependent.open)
-            if not await self.waiting.wait(dependent, seconds):
-                return
-            if await self._go_on(dependent):
+            try:
+                seconds = await self._follow(dependent, dependent.open)
+                if not await self.waiting.wait(dependent, seconds) or await self._go_on(dependent):
+                    return
+            except SerializationError as error:  # another worker may read it, at the next look
+                log.warning("run %s does not begin by this worker: %s", run_id, error)
                 return
 
     async def _follow(self, dependent: Dependent, runs: Sequence[str]) -> float:
@@ -334,6 +336,7 @@ def _before(run: str, header: Fields) -> Before | None:
     if status is not Lifecycle.COMPLETED:
         why = f": {header['error'][:2_000]}" if header.get("error") else ""
         return Before(name, None, f"it ended as {header.get('stop_reason')}{why}")
-    state = AgentState.from_json(unpacked(header["slim"]))
+    with reading:
+        state = AgentState.from_json(unpacked(header["slim"]))
     structured = state.answer.structured if state.answer else None
     return Before(name, answer_text(state.last_output, structured))

@@ -1,6 +1,7 @@
 """Batches in Redis: manifests, counters, and which runs have ended. Knows no input files."""
 
 import hashlib
+import logging
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +9,20 @@ from datetime import datetime, timedelta
 from functools import lru_cache
 from uuid import UUID, uuid5
 
-from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError
+from pydantic import ValidationError
+
+from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError, SerializationError
 from stepfleet.orchestrator.records.batch import BatchProgress, Manifest, progress_of
 from stepfleet.orchestrator.records.state import Lifecycle
+from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.codec import moment
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.lua import flat
 
 MOST_TIDIED = 5
+log = logging.getLogger(__name__)
+
 ROWS = 2_000
 """Rows whose runs are looked at together."""
 TOGETHER = 25
@@ -24,6 +30,15 @@ TOGETHER = 25
 Place = tuple[int, str]
 """Where a batch is in the list of all: its time of creation in ms, and its id."""
 _NAMESPACE = UUID("6d0f3d0e-6f2c-5a0b-9c8e-0c6a6f7b1c55")
+
+
+def _manifest(batch_id: str, fields: Mapping[str, str]) -> Manifest:
+    try:
+        return Manifest.from_fields(batch_id, fields)
+    except ValidationError as error:
+        why = explain_invalid(error)
+        msg = f"batch {batch_id} cannot be read ({why}): upgrade this worker or client"
+        raise SerializationError(msg) from error
 
 
 def run_id_for(key: str) -> str:
@@ -89,10 +104,20 @@ class Batches(Gateway):
         self._retention = timedelta(seconds=opened.settings.retention)
 
     async def find(self, batch_id: str) -> Manifest | None:
-        """Return a batch's manifest; None if there is none of that id."""
+        """Return a batch's manifest; None if there is none of that id.
+
+        Raises `SerializationError` for one that only a newer version can read.
+        """
         fields = await self._connection.execute("HGETALL", self._keys.manifest(batch_id))
         # A heartbeat that a submitter sends after a purge makes no batch.
-        return Manifest.from_fields(batch_id, fields) if "created" in fields else None
+        return _manifest(batch_id, fields) if "created" in fields else None
+
+    async def _readable(self, batch_id: str) -> Manifest | None:
+        """Return a batch's manifest as far as there is one that this version can read."""
+        try:
+            return await self.find(batch_id)
+        except SerializationError:
+            return None
 
     async def get(self, batch_id: str) -> Manifest:
         """Return a batch's manifest. Raises `NotFoundError` if there is none of that id."""
@@ -113,7 +138,7 @@ class Batches(Gateway):
     async def newest_of(self, path: str, name: str, agents: Collection[str]) -> Manifest | None:
         """Return the newest batch of a path (without one, of a name) with one of the agents."""
         for batch_id in await self._connection.execute("ZREVRANGE", self._all, 0, -1):
-            found = await self.find(batch_id)
+            found = await self._readable(batch_id)
             same = found and (found.path == path if path else found.name == name)
             if found and same and not set(agents).isdisjoint(found.agent.split(", ")):
                 return found
@@ -213,7 +238,11 @@ class Batches(Gateway):
             if "created" not in stored:
                 await self._connection.execute("ZREM", self._all, batch_id)
                 continue
-            manifest = Manifest.from_fields(batch_id, stored)
+            try:
+                manifest = _manifest(batch_id, stored)
+            except SerializationError as error:
+                log.warning("%s", error)
+                continue
             if await self._is_past(manifest, own):
                 await self.forget(batch_id)
             else:
@@ -235,7 +264,10 @@ class Batches(Gateway):
             "ZRANGEBYSCORE", self._all, "-inf", before, "LIMIT", first, MOST_TIDIED
         )
         for batch_id in found:
-            manifest = await self.find(batch_id)
+            try:
+                manifest = await self.find(batch_id)
+            except SerializationError:
+                continue
             if not manifest or await self._is_past(manifest, await self.counters(batch_id)):
                 await self.forget(batch_id)
 

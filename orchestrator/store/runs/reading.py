@@ -167,13 +167,16 @@ def result_of(
 def next_attempt(
     wait: StepWait | None, lost: Iterable[tuple[datetime | None, str | None]], now: datetime
 ) -> str:
-    """Return when and why a step that failed for now is tried again; empty where none waits so.
+    """Return when and why a step that could not be done for now is tried again; else ''.
 
+    It failed, or a worker could not read the run.
     `lost` are the times and reasons of attempts.
     """
     if wait is None or wait.over or wait.reason is not WaitReason.DELAY:
         return ""
     since, until = wait.since, wait.deadline or wait.since
+    if wait.key:
+        return f"a worker that can read it, tried at {until:%H:%M:%S} UTC ({wait.key})"
     reasons = [why for at, why in lost if at == since and why]
     if not reasons or until <= now:
         return ""

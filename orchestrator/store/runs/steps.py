@@ -62,6 +62,7 @@ from stepfleet.orchestrator.store.ledger import Payer, default_priced, lines_of
 from stepfleet.orchestrator.store.lua import RunScripts, detail_of, load
 from stepfleet.orchestrator.store.runs.step_reader import StepReader
 from stepfleet.orchestrator.store.runs.tool_calls import ToolCalls
+from stepfleet.orchestrator.version import own_build
 
 _COMPLETE = 6
 """Parts of a claim's reply that is complete; a longer one lacks pages of the log or the journal."""
@@ -71,6 +72,8 @@ OWED, LAST = "owed", "last"
 LOST_WHILE_READ = "the step was taken over while its log was read"
 MOST_DOUBLINGS = 3
 """Newer workers must not wait for minutes for a run that older ones refused."""
+UNREAD_TEXT = 300
+"""Characters of why a run could not be read that its wait keeps."""
 
 
 _HEADER = (
@@ -121,7 +124,7 @@ class StepStore(Gateway):
         except StoreError:
             raise
         except Exception as error:  # noqa: BLE001 - whatever is wrong with the record, nobody was lost
-            await self._give_back(hint, token, header)
+            await self._give_back(hint, token, header, str(error))
             return Refusal(Refused.UNREADABLE, str(error))
 
     async def journal(
@@ -336,8 +339,8 @@ class StepStore(Gateway):
             outage=wait.outage if wait else None,
         )
 
-    async def _give_back(self, hint: Work, token: str, header: Fields) -> None:
-        """Leave a run that this worker cannot read to others, at growing intervals."""
+    async def _give_back(self, hint: Work, token: str, header: Fields, why: str) -> None:
+        """Leave a run that this worker cannot read to others, at growing intervals; note `why`."""
         delay = self.grace * 2 ** min(int(header.get("limited", 0)), MOST_DOUBLINGS)
         fields = {
             "verdict": "retry",
@@ -347,6 +350,7 @@ class StepStore(Gateway):
             "delay": duration(delay),
             "grace": duration(self.grace),
             "limited": 1,
+            "unread": f"stepfleet {own_build()}: {why}"[:UNREAD_TEXT],
         }
         if header.get("want") == Want.CANCEL:
             outcome = cancelled_outcome(header.get("want_note", ""))
@@ -355,7 +359,7 @@ class StepStore(Gateway):
             fields |= ending(reason, None, self._settings.retention)
         reply = await self._pushing.run("commit", hint.run_id, hint.step, token, **fields)
         if reply[0] == "wanted":
-            await self._give_back(hint, token, header | {"want": reply[1]})
+            await self._give_back(hint, token, header | {"want": reply[1]}, why)
 
 
 async def _read_pages(

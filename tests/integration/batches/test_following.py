@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Iterable
 from datetime import timedelta
 
+import orjson
 import pytest
 from support.deadlines import until
+from support.runs.packed_records import repacked
 from support.runs.stored_runs import (
     Bench,
     answered,
@@ -17,10 +19,11 @@ from support.runs.stored_runs import (
 
 from stepfleet.orchestrator import Agent, AsyncBatch, AsyncFleet, ConfigurationError
 from stepfleet.orchestrator.batches.following import FollowUpSubmission
+from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.records.batch import Manifest, is_stalled
 from stepfleet.orchestrator.store.batches.batches import Batches
 from stepfleet.orchestrator.store.batches.upkeep import FollowUpIndex
-from stepfleet.orchestrator.store.keys import FOLLOW_UPS
+from stepfleet.orchestrator.store.keys import AGENTS, FOLLOW_UPS
 from stepfleet.worker.runtime import background
 
 AGENT = plain_agent()
@@ -111,6 +114,34 @@ async def test_each_completed_run_gets_a_run_with_its_result(
     await desk.commit(claim, answered(claim, "late"))
     assert second.id not in await follow(desk)
     assert (await second.progress()).total == 4
+
+
+@pytest.mark.parametrize("what", ["the agent", "a result", "the plan"])
+async def test_what_only_a_newer_version_reads_is_left_to_its_workers(
+    what: str, fleet: AsyncFleet, desk: Bench
+) -> None:
+    """OPS-04: nothing is refused for good; the batch before of another client is listed."""
+    first = await fleet.submit_batch(lines(2), AGENT)
+    second = await first.then(EDITOR)
+    await do(desk, first.run_ids())
+    keys, execute = desk.opened.keys, desk.opened.connection.execute
+    plan = await execute("HGET", keys.manifest(second.id), "plan")
+    key, name = {
+        "the agent": (keys.of(AGENTS), orjson.loads(plan)["config"]),
+        "a result": (keys.run(next(iter(first.run_ids()))), "slim"),
+        "the plan": (keys.manifest(second.id), "plan"),
+    }[what]
+    stored = await execute("HGET", key, name)
+    await execute("HSET", key, name, repacked(stored, field_of_a_later_release=1))
+    with pytest.raises(SerializationError, match="field_of_a_later_release"):
+        await follow(desk)
+    assert await execute("ZSCORE", keys.of(FOLLOW_UPS), second.id) is not None
+    assert not await execute("HEXISTS", keys.manifest(second.id), "refused")
+    assert first.id in [one.batch_id for one in await fleet.batches.newest()]
+    await execute("HSET", key, name, stored)
+    await execute("ZADD", keys.of(FOLLOW_UPS), 0, second.id)
+    assert second.id in await follow(desk)
+    assert (await second.progress()).total == 2
 
 
 async def test_pages_are_taken_until_one_run_is_left(fleet: AsyncFleet, desk: Bench) -> None:

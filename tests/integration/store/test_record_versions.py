@@ -14,7 +14,10 @@ from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.revision import revise
 from stepfleet.orchestrator.records.base import SCHEMA_VERSION
+from stepfleet.orchestrator.store.codec import load_wait
 from stepfleet.orchestrator.store.lua import RunScripts
+from stepfleet.orchestrator.store.runs.reading import next_attempt
+from stepfleet.orchestrator.version import own_build
 
 OURS, OLDER, NEWER = str(SCHEMA_VERSION), str(SCHEMA_VERSION - 1), str(SCHEMA_VERSION + 1)
 
@@ -127,6 +130,21 @@ async def test_a_newer_run_is_tried_at_growing_intervals_of_a_rollouts_length(de
         waits.append(round((wait["deadline"] - wait["since"]) / 1000))
         await let_pass(desk, run_id)
     assert waits == [60, 120, 240, 480, 480, 480]
+
+
+async def test_a_run_tells_which_worker_could_not_read_it(desk: Bench) -> None:
+    """OPS-04: to a client of the newer version, until a worker has it."""
+    run_id = await desk.create()
+    await become(desk, run_id, NEWER)
+    await desk.refused(run_id)
+    await become(desk, run_id, OURS)
+    wait = load_wait(await desk.header(run_id))
+    told = next_attempt(wait, (), await desk.runs.now())
+    assert told.startswith("a worker that can read it, tried at ")
+    assert f"(stepfleet {own_build()}: the run's records have version {NEWER};" in told
+    await let_pass(desk, run_id)
+    await desk.claim(run_id)
+    assert load_wait(await desk.header(run_id)) is None
 
 
 async def test_a_newer_run_can_be_cancelled_though_it_cannot_be_read(

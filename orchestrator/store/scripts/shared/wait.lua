@@ -1,5 +1,6 @@
 -- In front of the scripts that let runs wait, or wake them: the header's `wait` (JSON) says why the open step does not go on.
---   reason    'delay' (before another attempt, or a first one), 'service' (it is out), 'limit' (of the fleet; `key` names it),
+--   reason    'delay' (before another attempt, or a first one), 'service' (it is out), 'limit' (of the fleet; `key` names it; of a
+--             'delay' it says which worker could not read the run),
 --             'calls' (of tools on other queues, runs, people), or 'runs' (it begins after the ends of others)
 --   since     ms; deadline: ms, nobody takes the step before, unless what it waits for wakes it. 'runs' has none
 --   uncounted whether the wait does not count as time of the execution

@@ -5,6 +5,7 @@
 --   since       what of the log claims read from here on (see claim), if less than all; trim: 1 if
 --               the rest is to be forgotten (then the log is since..step-1)
 --   outcome     the newest continuation outcome; want: the request that the worker knew
+--   unread      which worker could not read the run, and why: nothing was done
 --   delay, grace  ms: until the next attempt may start; until the run counts as overdue
 --   message     next step's task, pushed here where store and broker are one Redis
 --   events, event_count; tokens, cost (10^-9 USD), calls: what the step adds to its batch
@@ -95,7 +96,7 @@ local function follow(wait, a, now)
   local outage = a.outage and cjson.decode(a.outage) or a.verdict == 'release' and wait and wait.outage or nil
   if delay > 0 or calls or outage then
     local reason = a.outage and 'service' or delay > 0 and 'delay' or wait.reason
-    local following = { reason = reason, since = now, deadline = now + delay, uncounted = a.outage and true or nil,
+    local following = { reason = reason, key = a.unread, since = now, deadline = now + delay, uncounted = a.outage and true or nil,
       calls = calls, outage = outage, over = delay == 0 or nil }
     set_wait(run_key, following)
     return following
