@@ -214,10 +214,7 @@ def versions(seen: Iterable[WorkerSeen]) -> Check:
     builds = {one.build for one in seen if one.alive}
     if len(builds) <= 1:
         return good("worker versions", shown if len(found) > 1 else ", ".join(found) or NOBODY)
-    fix = (
-        "finish the rolling upgrade, or restart those of the other version; both may run for as "
-        "long as it takes (docs/operations.md#rolling-upgrades)"
-    )
+    fix = "finish the rolling upgrade: docs/operations.md#rolling-upgrades"
     return warn("worker versions", f"a mixed fleet: {shown}", fix)
 
 

@@ -48,8 +48,9 @@ def test_the_commit_of_a_worktree_is_its_own(git: Git, tmp_path: Path) -> None:
     """OPS-04: on a branch whose refs are packed, and detached."""
     git("worktree", "add", "--quiet", "-b", "other", "../tree")
     git("commit", "--quiet", "--allow-empty", "-m", "two", at="tree")
-    git("pack-refs", "--all")
     two = git("rev-parse", "HEAD", at="tree")
+    assert checked_out(tmp_path / "tree") == two != checked_out(tmp_path / "clone")
+    git("pack-refs", "--all")
     assert checked_out(tmp_path / "tree") == two != checked_out(tmp_path / "clone")
     git("checkout", "--quiet", "--detach", two)
     assert checked_out(tmp_path / "clone") == two
@@ -92,7 +93,9 @@ def test_archives_have_the_commit_and_an_unknown_one_is_left_out(
     monkeypatch.delenv("STEPFLEET_COMMIT")
     subprocess.run(["tar", "-xf", archive, "-C", str(tmp_path)], check=True, timeout=60)
     (unpacked,) = (one for one in tmp_path.iterdir() if one.is_dir())
+    monkeypatch.setenv("STEPFLEET_COMMIT", "f" * 40)
     assert committed(unpacked, tmp_path / "of-the-archive") == GIVEN
+    monkeypatch.delenv("STEPFLEET_COMMIT")
     (unpacked / "deploy/package/stepfleet" / COMMIT_FILE).unlink()
     assert committed(unpacked, tmp_path / "unknown") == ""
     monkeypatch.setenv("STEPFLEET_COMMIT", "main")
