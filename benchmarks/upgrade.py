@@ -3,11 +3,11 @@
 python benchmarks/upgrade.py 63c89e0c                               # 200 runs, 4 workers, 1 killed
 python benchmarks/upgrade.py 63c89e0c --runs 1000 --workers 10 --kills 3
 
-Needs a git clone whose history has the commit. In each direction, on a Redis of its own: the
-workers and a client of one version do half of the runs; then each worker in turn is stopped by
-SIGTERM (the last ones by SIGKILL) and replaced by one of the other version, while a client of the
-other version submits the other half. Clients of both versions read all results, and both say what
-they see of the fleet. The model (stub.py) counts calls, the runs' tool its effects.
+Needs a git clone whose history has the commit. In each direction, on a Redis of its own: all
+workers are of one version; each in turn is stopped by SIGTERM (the first ones by SIGKILL) while it
+has runs, and replaced by one of the other version. Before each, clients of both versions in turn
+submit a share of the runs. Both read all results. The model (stub.py) counts calls, the runs' tool
+its effects.
 
 `repeated`: calls made again for the same turn; not more than `in hand`, the runs that killed
 workers had. `twice`: effects of one call above one; none is right. `drain`: the longest time from
@@ -64,7 +64,7 @@ class Rollout:
     in_hand: int = 0
 
     def start(self, side: Side) -> None:
-        """Start a worker of a side, and wait until the fleet sees it."""
+        """Start a worker of a side."""
         name = f"{side.name}{time.monotonic_ns()}"
         with (self.folder / f"{name}.log").open("w") as log:
             process = subprocess.Popen(
@@ -76,11 +76,19 @@ class Rollout:
                 text=True,
             )
         self.workers.append(self.running.enter_context(ended(process)))
-        seen = name_of(process)
-        until(lambda: seen in {one.process for one in self._alive()}, within=START_SECONDS)
 
-    def _alive(self) -> list[Any]:
-        return [one for one in self.client.overview().workers if one.alive]
+    def ready(self) -> None:
+        """Wait until the fleet sees all workers."""
+        names = {name_of(one) for one in self.workers}
+        until(lambda: names <= self._alive(), within=START_SECONDS)
+
+    def _alive(self) -> set[str]:
+        return {one.process for one in self.client.overview().workers if one.alive}
+
+    def holds(self, worker: str) -> int:
+        """Return how many runs a worker has in hand."""
+        runs = [run_id_of(one.id, n) for one in self.batches for n in range(self.args.runs)]
+        return len(held(self.store, runs).get(worker, []))
 
     def command(self, side: Side, *arguments: str) -> str:
         """Return what a side's command prints. Raises `RuntimeError` where it fails."""
@@ -108,19 +116,22 @@ class Rollout:
 
     def replace(self, side: Side, *, kill: bool) -> None:
         """Stop or kill the oldest worker, and start one of the side instead."""
-        worker, began = self.workers.pop(0), time.monotonic()
+        worker = self.workers.pop(0)
+        name = name_of(worker)
+        until(lambda: self.holds(name), within=START_SECONDS)
+        began = time.monotonic()
         if kill:
-            runs = [run_id_of(one.id, n) for one in self.batches for n in range(self.args.runs)]
             worker.kill()
             worker.wait()
-            self.in_hand += len(held(self.store, runs).get(name_of(worker), []))
+            self.in_hand += self.holds(name)
         else:
             worker.terminate()
             worker.wait(timeout=START_SECONDS)
             self.drains.append(time.monotonic() - began)
             if worker.returncode:
-                raise RuntimeError(f"a worker ended with {worker.returncode}: see {self.folder}")
+                raise RuntimeError(f"a worker ended with {worker.returncode} after SIGTERM")
         self.start(side)
+        self.ready()
 
     def done(self) -> int:
         """Return how many runs have ended."""
@@ -163,14 +174,13 @@ def _played(on: Rollout, old: Side, new: Side) -> dict[str, Any]:
     args, began = on.args, time.monotonic()
     for _ in range(args.workers):
         on.start(old)
-    on.submit(old, args.runs // 2)
-    until(lambda: on.client.overview().active, within=START_SECONDS)
+    on.ready()
     for number in range(args.workers):
-        if number == args.workers // 2:
-            on.submit(new, args.runs - args.runs // 2)
-            progress.print(on.command(new, "workers"))
-        on.replace(new, kill=number >= args.workers - args.kills)
+        done, following = (args.runs * n // args.workers for n in (number, number + 1))
+        on.submit((old, new)[number % 2], following - done)
+        on.replace(new, kill=number < args.kills)
         progress.print(f"replaced {number + 1}; {on.done()} runs have ended")
+    progress.print(on.command(new, "workers"))
     until(lambda: on.done() == args.runs, within=LONGEST)
     results = [_results(on, side) for side in (old, new)]
     return {
@@ -200,7 +210,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=20)
     options.add_argument("--latency", type=float, default=1.0, help="seconds of a model's answer")
     options.add_argument("--workers", type=int, default=4, help="all are replaced, one by one")
-    options.add_argument("--kills", type=int, default=1, help="of them by SIGKILL, the last ones")
+    options.add_argument("--kills", type=int, default=1, help="of them by SIGKILL, the first ones")
     options.add_argument("--lease", type=float, default=5.0)
     args = options.parse_args()
     report = begin("upgrade", args)
