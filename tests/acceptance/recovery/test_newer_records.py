@@ -6,7 +6,7 @@ and runs of the next version. Then the fields go again, as if a worker that know
 
 import runpy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -45,7 +45,8 @@ class Newer:
     def become(self, *, newer: bool) -> None:
         """Rewrite what hashes say; runs have the next version from here on, or ours again."""
         for key in self._store.scan_iter("sf:*", count=1000, _type="hash"):
-            for name, value in self._store.hgetall(key).items():
+            found = cast("dict[bytes, bytes]", self._store.hgetall(key))
+            for name, value in found.items():
                 if (made := self._rewritten(value, newer=newer)) != value:
                     self._store.hset(key, name, made)
                     self.records += 1
