@@ -36,7 +36,7 @@ _DEFERRED = 10_000_000_000_000
 _DOUBLED = 128
 """A ready run that nobody takes is looked at again after so many `grace` at most."""
 _SHARES = (0.6, 0.1, 0.2, 0.1)
-"""Of the runs that are looked at: near times, those of runs that nobody takes, far ones, deferred."""
+"""Of those that are looked at: near times, times of runs that nobody takes, far ones, deferred."""
 _LEAST, _TOGETHER, _MOST_CALLS = 4, 5, 50
 _OPEN = frozenset({Lifecycle.QUEUED, Lifecycle.IN_PROGRESS})
 _FIELDS = (
@@ -116,20 +116,21 @@ def need_of(look: RunLook, now: float) -> str:
         return LIMITS if look.in_line else READY
     if look.is_kept:
         return PAUSED
-    if wait is None or wait.over:
-        return READY
+    return READY if wait is None or wait.over else _need_of_waiting(look, wait, now)
+
+
+def _need_of_waiting(look: RunLook, wait: StepWait, now: float) -> str:
     if wait.reason is WaitReason.LIMIT:
         return LIMITS if look.in_line else READY
     if wait.reason is WaitReason.RUNS:
-        return RUNS if float(header["ahead"] or 0) > 0 else READY
+        return RUNS if float(look.header["ahead"] or 0) > 0 else READY
     left = milliseconds(wait.deadline) - now if wait.deadline else math.inf
     if left <= 0 or any(one.needs_worker for one in look.calls):
         return READY
     if left <= SOON_SECONDS * 1000:
         return DUE
-    if wait.reason is WaitReason.CALLS:
-        return _awaits(look.calls)
-    return {WaitReason.DELAY: DELAYS, WaitReason.SERVICE: CIRCUITS}.get(wait.reason, OTHERS)
+    causes = {WaitReason.DELAY: DELAYS, WaitReason.SERVICE: CIRCUITS}
+    return _awaits(look.calls) if look.calls else causes.get(wait.reason, OTHERS)
 
 
 def _awaits(calls: Iterable[CallLook]) -> str:
