@@ -37,7 +37,7 @@ _DOUBLED = 128
 """A ready run that nobody takes is looked at again after so many `grace` at most."""
 _SHARES = (0.6, 0.1, 0.2, 0.1)
 """Of those that are looked at: near times, times of runs that nobody takes, far ones, deferred."""
-_LEAST, _TOGETHER, _MOST_CALLS = 4, 5, 50
+_LEAST, _TOGETHER, _MOST_CALLS, _PAGE = 4, 5, 50, 200
 _OPEN = frozenset({Lifecycle.QUEUED, Lifecycle.IN_PROGRESS})
 _FIELDS = (
     *("status", "token", "lease", "batch", "heard", "tenant", "agent", "config", "overrides"),
@@ -221,18 +221,19 @@ def _windows(first: int, size: int, most: int) -> list[tuple[int, int]]:
 
 
 async def _headers(store: Store, places: Mapping[str, float]) -> list[RunLook]:
-    """Return the open ones of these runs."""
-    reads = (("HMGET", store.keys.run(run_id), *_FIELDS) for run_id in places)
-    looks = []
-    for (run_id, weight), values in zip(
-        places.items(), await store.connection.execute_all(*reads), strict=True
-    ):
-        header = dict(zip(_FIELDS, values, strict=True))
-        if header["status"] in _OPEN:
+    """Return the open ones of these runs. Others of the event loop have turns meanwhile."""
+    looks, ids = [], list(places)
+    for some in (ids[at : at + _PAGE] for at in range(0, len(ids), _PAGE)):
+        reads = (("HMGET", store.keys.run(run_id), *_FIELDS) for run_id in some)
+        found = await store.connection.execute_all(*reads)
+        for run_id, values in zip(some, found, strict=True):
+            header = dict(zip(_FIELDS, values, strict=True))
+            if header["status"] not in _OPEN:
+                continue
             wait = None if header["token"] else load_wait(header)
             calls = wait.calls if wait and not wait.over else ()
             known = tuple(CallLook(one.queue) for one in calls[:_MOST_CALLS])
-            looks.append(RunLook(run_id, weight, header, wait, known))
+            looks.append(RunLook(run_id, places[run_id], header, wait, known))
     return looks
 
 

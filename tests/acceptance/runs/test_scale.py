@@ -1,11 +1,15 @@
 """The signal for autoscalers with real workers: throttled, in hand, lost, and ended."""
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from support.deadlines import wait_until
 from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
@@ -64,3 +68,31 @@ def test_a_throttled_fleet_wants_what_its_limit_admits_until_all_has_ended(
 def _state(fleet: Fleet) -> tuple[int, int, dict[str, int]]:
     found = fleet.scale(slots_per_worker=SLOTS)
     return found.work, found.wanted, found.waits
+
+
+UNITS = Path(__file__).parents[3] / "deploy" / "autoscaling" / "scale-units"
+
+
+@pytest.mark.parametrize(
+    ("port", "started"), [(None, [1, 2, 3]), ("1", None)], ids=["three", "without Redis"]
+)
+def test_units_are_started_and_stopped_as_wanted(
+    redis_url: str, tmp_path: Path, port: str | None, started: list[int] | None
+) -> None:
+    """OPS-02: 5 queued steps for workers of 2 slots; where nothing is known all stays as it is."""
+    with Fleet(redis_url) as fleet:
+        fleet.submit_batch([{"id": f"{n}", "input": "hello"} for n in range(5)], AGENT)
+    calls = tmp_path / "calls"
+    calls.touch()
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(f'#!/bin/sh\necho "$2 $3" >> {calls}\n')
+    systemctl.chmod(0o755)
+    path = f"{tmp_path}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    url = f"redis://localhost:{port}/0" if port else redis_url
+    told = {"PATH": path, "STEPFLEET_REDIS_URL": url, "STEPFLEET_SLOTS": "2"}
+    done = subprocess.run([UNITS], env={**os.environ, **told}, cwd=tmp_path, check=False)
+    assert (done.returncode == 0) == (started is not None)
+    verbs = dict(reversed(line.split(" ")) for line in calls.read_text().splitlines())
+    units = range(1, 9) if started else ()
+    wanted = {n: "start" if n in (started or ()) else "stop" for n in units}
+    assert verbs == {f"stepfleet-worker@{n}": verb for n, verb in wanted.items()}
