@@ -285,7 +285,10 @@ async def _look_at_calls(store: Store, looks: Sequence[RunLook], now: float) -> 
     begun = {key for key, is_there in zip(keys_of_runs, states, strict=True) if is_there}
     for (one, _), values in zip(waiting, found, strict=True):
         states_of = zip(one.calls, values, strict=True)
-        one.calls = tuple(_call(call, *state, begun, now) for call, state in states_of)
+        one.calls = tuple(
+            _call(call, owner, lease, till, key, begun, now)
+            for call, (owner, lease, till, key) in states_of
+        )
 
 
 def _call(

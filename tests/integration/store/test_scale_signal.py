@@ -232,7 +232,7 @@ async def test_a_step_is_in_hand_until_its_lease_ends(opened: Opened) -> None:
 
 
 async def test_all_who_show_metrics_share_one_reading(redis_url: str, fleet: AsyncFleet) -> None:
-    """OPS-02, OPS-06: by queue; a later version's further fields do no harm."""
+    """OPS-02: by queue; a later version's further fields do no harm."""
     store: Store = await store_of(fleet)
     await queued(fleet, 3)
     figures = await fleet_figures(store)

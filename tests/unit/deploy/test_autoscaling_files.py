@@ -1,4 +1,4 @@
-"""The files for autoscalers name what there is: fields of the signal, one Deployment, one metric."""
+"""The files for autoscalers name what there is: a field, one Deployment, one metric."""
 
 import re
 from pathlib import Path
