@@ -25,7 +25,7 @@ from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.errors import cause_of
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.fleet.overview import FleetFigures
+from stepfleet.orchestrator.store.fleet.figures import FleetFigures
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallObservation,

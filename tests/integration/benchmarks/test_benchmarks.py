@@ -83,6 +83,19 @@ def test_cost_is_measured_against_history_waiting_runs_and_workers(tmp_path: Pat
 
 
 @pytest.mark.long
+def test_the_signal_for_autoscalers_is_shown_over_time(tmp_path: Path) -> None:
+    """OPS-02: under a limit of two calls most runs are no work, and nothing is at the end."""
+    load = ("--runs", "20", "--steps", "2", "--latency", "0.1", "--in-flight", "2")
+    found = measured(tmp_path, "autoscaling", *load, "--workers", "1", "--every", "0.2")
+
+    for scene in ("burst", "throttled"):
+        assert rows(found, scene=scene)[-1]["work"] == rows(found, scene=scene)[-1]["wanted"] == 0
+    assert max(row["limits"] for row in rows(found, scene="throttled")) > 0
+    assert all(row["work"] <= 10 for row in rows(found, scene="throttled"))
+    assert all(row["ms"] > 0 for row in found["rows"])
+
+
+@pytest.mark.long
 def test_submission_is_measured_through_library_and_command_line(tmp_path: Path) -> None:
     found = measured(tmp_path, "submit", "--lines", "5", "--repeat", "1")
 

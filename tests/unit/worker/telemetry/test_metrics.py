@@ -11,7 +11,7 @@ from support.servers.redis_servers import listener
 from stepfleet.orchestrator import ErrorInfo, ErrorType, StopReason
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.store.fleet.overview import FleetFigures
+from stepfleet.orchestrator.store.fleet.figures import FleetFigures
 from stepfleet.orchestrator.store.limits import LimitState
 from stepfleet.worker.telemetry import metrics as module
 from stepfleet.worker.telemetry.metrics import Metrics
@@ -66,7 +66,8 @@ def test_failures_are_counted_by_cause_and_never_by_text(metrics: Metrics) -> No
 
 def test_the_fleets_figures_are_unknown_while_the_store_is_away(metrics: Metrics) -> None:
     limit = LimitState(name="openai:m", waiting=3, in_flight=2)
-    given = {**dict.fromkeys(FleetFigures.model_fields, 3), "limits": (limit,)}
+    given = {**dict.fromkeys(FleetFigures.model_fields, 3), "limits": (limit,), "work": {}}
+    given["capacity"] = {}
     metrics.show_fleet(FleetFigures.model_validate({**given, "queue_length": None}))
     assert value(metrics, "stepfleet_workers") == value(metrics, "stepfleet_overdue_runs") == 3
     assert math.isnan(value(metrics, "stepfleet_queue_length") or 0)
