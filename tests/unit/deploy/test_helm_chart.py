@@ -1,5 +1,7 @@
 """The chart as helm renders it: valid, strict about its values, and true to the program."""
 
+import re
+import shlex
 import subprocess
 import tomllib
 from copy import deepcopy
@@ -360,3 +362,20 @@ def test_a_packed_chart_has_the_linked_files_in_it(tmp_path: Any) -> None:
     lines = [line for line in listed.stdout.splitlines() if "/files/" in line]
     assert len(lines) == 3
     assert all(line.startswith("-") and int(line.split()[2]) > 0 for line in lines)
+
+
+def test_the_pages_command_installs_the_chart() -> None:
+    """OPS-01"""
+    page = (CHART.parent / "README.md").read_text()
+    (block,) = re.findall(r"^helm (install .+?)^```", page, re.MULTILINE | re.DOTALL)
+    words = shlex.split(block.replace("deploy/helm/stepfleet", str(CHART)))
+    made = manifests.helm_run(*words, "--dry-run=client")
+    assert made.returncode == 0, made.stderr
+
+
+@pytest.mark.parametrize("folder", ["helm", "kubernetes"])
+def test_the_links_of_the_pages_lead_somewhere(folder: str) -> None:
+    page = ROOT / "deploy" / folder / "README.md"
+    links = re.findall(r"\]\(([^)#]+)", page.read_text())
+    assert links
+    assert [one for one in links if not (page.parent / one).exists()] == []
