@@ -368,7 +368,7 @@ def test_the_pages_command_installs_the_chart() -> None:
     """OPS-01"""
     page = (CHART.parent / "README.md").read_text()
     (block,) = re.findall(r"^helm (install .+?)^```", page, re.MULTILINE | re.DOTALL)
-    words = shlex.split(block.replace("deploy/helm/stepfleet", str(CHART)))
+    words = shlex.split(block.replace("\\\n", "").replace("deploy/helm/stepfleet", str(CHART)))
     made = manifests.helm_run(*words, "--dry-run=client")
     assert made.returncode == 0, made.stderr
 
