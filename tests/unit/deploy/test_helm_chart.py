@@ -113,6 +113,12 @@ def test_what_a_manifest_names_is_there_or_the_users(name: str) -> None:
         assert set(named) <= secrets
 
 
+def test_the_charts_program_is_the_projects_version() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert chart["appVersion"] == project["version"]
+
+
 # --------------------------------------------------------------------------------- wrong values
 
 
