@@ -10,14 +10,16 @@ import pytest
 import typer
 import yaml
 from support.deadlines import wait_until
+from support.documents.documents import table
 from support.servers.flower_site import Site
 from support.servers.redis_servers import free_port
 
-from stepfleet.orchestrator import ModelSettings, Settings
+from stepfleet.orchestrator import Settings
 from stepfleet.orchestrator.cli.main import Command, build
 
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
+UPPER = re.compile(r"`([A-Z][A-Z0-9_]+)`")
 VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?:(:[-?])([^}]*))?\}")
 
 
@@ -38,6 +40,12 @@ def example() -> dict[str, str]:
     return {name: value for name, _, value in pairs}
 
 
+def handed_on() -> set[str]:
+    """Return the variables without a value: Compose takes them from .env or the shell."""
+    loaded = yaml.safe_load((DEPLOY / "compose.yaml").read_text())["services"]
+    return {name for name, value in loaded["worker"]["environment"].items() if value is None}
+
+
 def variables() -> dict[str, tuple[str, str]]:
     found = VARIABLE.findall((DEPLOY / "compose.yaml").read_text())
     return {name: (kind, default) for name, kind, default in found}
@@ -50,9 +58,23 @@ def test_the_example_names_the_variables_of_compose_and_no_others() -> None:
 def test_what_the_example_leaves_empty_is_a_secret_that_has_no_default() -> None:
     empty = {name for name, value in example().items() if not value}
     for name in empty:
-        assert re.search(r"PASSWORD|USER|KEY", name)
-        kind, default = variables()[name]
-        assert kind == ":?" or default == ""
+        assert re.search(r"PASSWORD|USER", name)
+        assert variables()[name][0] == ":?"
+
+
+def test_workers_get_the_variables_of_every_provider_and_nobody_else_does(
+    compose: dict[str, Any],
+) -> None:
+    """OPS-06"""
+    rows = table((ROOT / "docs" / "providers.md").read_text(), "provider")
+    documented = {name for row in rows for cell in row[2:] for name in UPPER.findall(cell)}
+    assert handed_on() == documented
+    commented = re.findall(r"^#(\w+)=$", (DEPLOY / ".env.example").read_text(), re.MULTILINE)
+    assert commented
+    assert set(commented) <= documented
+    for name, service in compose["services"].items():
+        if name != "worker":
+            assert not documented & set(service.get("environment", {}))
 
 
 def test_the_example_and_compose_agree_on_defaults() -> None:
@@ -75,8 +97,10 @@ def test_every_image_is_pinned_to_a_version(compose: dict[str, Any], containerfi
     assert set(re.findall(r"^FROM (\S+)", containerfile, re.MULTILINE)) == {"${PYTHON_IMAGE}"}
     assert compose["services"]["redis"]["image"].startswith("${REDIS_IMAGE:-")
     assert variables()["PYTHON_IMAGE"] == (":-", *python)
-    for image in (variables()["REDIS_IMAGE"][1], *python):
-        assert re.search(r":\d+\.\d+\.\d+-", image), image
+    others = [default for name, (_, default) in variables().items() if name.endswith("_IMAGE")]
+    assert len(others) == 5
+    for image in {*others, *python} - {"stepfleet:latest"}:
+        assert re.search(r":v?\d+\.\d+\.\d+(-|$)", image), image
 
 
 def test_an_image_can_be_pinned_by_its_digest_where_the_example_says_so() -> None:
@@ -122,7 +146,7 @@ def filled(value: str, given: dict[str, str]) -> str:
 
 def environment_of(compose: dict[str, Any], service: str, given: dict[str, str]) -> dict[str, str]:
     told = compose["services"][service]["environment"]
-    return {name: filled(value, given) for name, value in told.items()}
+    return {name: filled(value, given) for name, value in told.items() if value is not None}
 
 
 def read_by_the_command_line(command: str) -> set[str]:
@@ -139,16 +163,13 @@ def read_by_the_command_line(command: str) -> set[str]:
     return options | {f"STEPFLEET_{name.upper()}" for name in Settings.model_fields}
 
 
+@pytest.mark.parametrize("service", ["worker", "flower"])
 def test_every_variable_of_compose_is_read_by_the_command_that_it_is_given_to(
-    compose: dict[str, Any],
+    compose: dict[str, Any], service: str
 ) -> None:
-    for service in ("worker", "flower"):
-        (command, *_) = compose["services"][service]["command"]
-        for name in environment_of(compose, service, example()):
-            if name.endswith("_API_KEY"):  # a provider's: an agent may name it
-                assert ModelSettings(api_key_env=name)
-            else:
-                assert name in read_by_the_command_line(command), f"{service}: {name}"
+    (command, *_) = compose["services"][service]["command"]
+    given = set(environment_of(compose, service, example()))
+    assert given - read_by_the_command_line(command) == set()
 
 
 def test_flower_starts_with_what_compose_gives_it_and_asks_for_the_password(
@@ -185,10 +206,29 @@ def test_flower_starts_with_what_compose_gives_it_and_asks_for_the_password(
         flower.wait()
 
 
-def test_there_are_two_workers_and_each_is_given_time_to_stop(compose: dict[str, Any]) -> None:
+def test_there_are_two_workers_and_each_is_given_its_drain_and_more(
+    compose: dict[str, Any],
+) -> None:
+    """OPS-06"""
     worker = compose["services"]["worker"]
     assert worker["deploy"]["replicas"] == 2
-    assert worker["stop_grace_period"]
+    drain = environment_of(compose, "worker", {})["STEPFLEET_DRAIN"]
+    assert worker["stop_grace_period"] == f"{int(drain) + 15}s"
+
+
+def test_prometheus_scrapes_what_compose_names_as_one_job(compose: dict[str, Any]) -> None:
+    """OPS-06: alerts count by job."""
+    (job,) = yaml.safe_load((DEPLOY / "prometheus.yaml").read_text())["scrape_configs"]
+    scraped = {one["names"][0]: one["port"] for one in job["dns_sd_configs"]}
+    worker = environment_of(compose, "worker", {})
+    keeper = compose["services"]["keeper"]["command"]
+    assert worker["STEPFLEET_METRICS_HOST"] == "0.0.0.0"  # noqa: S104 - a container's network
+    assert scraped == {
+        "worker": int(worker["STEPFLEET_METRICS_PORT"]),
+        "keeper": int(keeper[keeper.index("--port") + 1]),
+    }
+    source = yaml.safe_load((DEPLOY / "grafana" / "datasource.yaml").read_text())["datasources"]
+    assert [one["url"] for one in source] == ["http://prometheus:9090"]
 
 
 def test_every_service_gives_up_the_rights_that_it_does_not_need(compose: dict[str, Any]) -> None:
@@ -199,36 +239,11 @@ def test_every_service_gives_up_the_rights_that_it_does_not_need(compose: dict[s
 
 
 def test_what_compose_mounts_from_beside_it_is_there(compose: dict[str, Any]) -> None:
-    mounts = [v.split(":")[0] for v in compose["services"]["redis"]["volumes"]]
-    files = [mount for mount in mounts if mount.startswith("./")]
-    assert files
-    assert all((DEPLOY / mount).is_file() for mount in files)
-
-
-def test_the_commands_of_compose_and_readme_exist(compose: dict[str, Any]) -> None:
-    used = {compose["services"][name]["command"][0] for name in ("worker", "flower")}
-    used |= set(re.findall(r"stepfleet (\w+)`?$", (DEPLOY / "README.md").read_text(), re.MULTILINE))
-    assert used == {"worker", "flower", "doctor"}
-    for command in sorted(used):
-        helped = subprocess.run(
-            ["stepfleet", command, "--help"], capture_output=True, text=True, check=False
-        )
-        assert helped.returncode == 0, helped.stderr
-
-
-def test_the_options_of_compose_are_options_of_the_commands(compose: dict[str, Any]) -> None:
-    for name in ("worker", "flower"):
-        command, *words = compose["services"][name]["command"]
-        helped = subprocess.run(
-            ["stepfleet", command, "--help"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={"PATH": os.environ["PATH"], "TERM": "dumb", "COLUMNS": "200"},
-        )
-        options = [word for word in words if word.startswith("--")]
-        assert options
-        assert [option for option in options if option not in helped.stdout] == [], command
+    services = compose["services"].values()
+    mounts = [v.split(":")[0] for one in services for v in one.get("volumes", [])]
+    own = [mount for mount in mounts if mount.startswith("./")]
+    assert own
+    assert [mount for mount in own if not (DEPLOY / mount).exists()] == []
 
 
 def test_the_lock_tool_of_image_and_gate_is_the_same(containerfile: str) -> None:
