@@ -24,7 +24,8 @@ from stepfleet.worker.events.subscribers import SubscriberQueue
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime import worker
 from stepfleet.worker.runtime.process import Opening
-from stepfleet.worker.runtime.worker import Worker, process_name
+from stepfleet.worker.runtime.upkeep import process_name
+from stepfleet.worker.runtime.worker import Worker
 from stepfleet.worker.telemetry.instrumentation import instrument
 
 LONG = 60.0
