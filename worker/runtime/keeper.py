@@ -139,9 +139,10 @@ class Keeper:
         return json_page({"live": False, "error": why}, HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _scale(self, query: Mapping[str, str]) -> Page:
+        store = self._connected()
         from stepfleet.orchestrator.store.fleet.scale import scale_signal  # noqa: PLC0415 - if asked
 
-        signal_now = await scale_signal(self._connected(), query.get("queue"))
+        signal_now = await scale_signal(store, query.get("queue"))
         return json_page(signal_now.model_dump(mode="json"))
 
     async def _show_metrics(self, _: Mapping[str, str]) -> Page:
