@@ -19,7 +19,9 @@ from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 8
-"""Connections; one more is refused with 503."""
+"""Requests that are answered at once; one more gets 503."""
+MOST_OPEN = 64
+"""Connections; one more is closed without a word."""
 MOST_KNOWN = 32
 """Answers that are kept for a second."""
 HEAD_BYTES = 8192
@@ -82,25 +84,28 @@ class SmallServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._open += 1
         try:
+            if self._open > MOST_OPEN:
+                raise ConnectionAbortedError
             page = await self._page_of(reader)
             writer.write(_head(page) + page.body)
             async with asyncio.timeout(READ_SECONDS):
                 await writer.drain()
                 writer.close()
                 await writer.wait_closed()
-        except (OSError, asyncio.IncompleteReadError):  # the client has left; also TimeoutError
+        except (OSError, asyncio.IncompleteReadError):  # it has left; also a TimeoutError
             writer.transport.abort()
         finally:
             self._open -= 1
 
     async def _page_of(self, reader: asyncio.StreamReader) -> Page:
-        if self._open > MOST_AT_ONCE:
-            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at once")
+        is_busy = self._open > MOST_AT_ONCE
         try:
             async with asyncio.timeout(READ_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return _problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long")
+        if is_busy:  # said only now: a client reads no answer that comes before its request
+            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at once")
         return await self._answer(*head.split(b"\r\n", 1)[0].decode("latin-1").split(" "))
 
     async def _answer(self, method: str, address: str = "", *_: str) -> Page:

@@ -23,6 +23,7 @@ from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA
 from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.events.delivery import EventDelivery
+from stepfleet.worker.events.subscribers import deliveries
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
 from stepfleet.worker.runtime.admission.gate import Gate
@@ -67,11 +68,7 @@ class Upkeep:
     ) -> AsyncGenerator[Self]:
         """Give an upkeep whose sinks are open where it `delivers`. Raises `StoreError`."""
         made = cls(store, leases, slots)
-        settings = store.settings
-        if delivers and (settings.webhooks or settings.events_url):
-            # Clients of web servers: most fleets have no sinks.
-            from stepfleet.worker.events.subscribers import deliveries  # noqa: PLC0415
-
+        if delivers:
             made.sinks = await deliveries(store, process_name(), random.random)
         try:
             yield made

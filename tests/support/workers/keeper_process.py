@@ -38,8 +38,8 @@ class KeeperProcess:
         """Start it without waiting for it."""
         arguments, log = ["--port", str(port)], self.log_path
         if not cold:
-            given = {"env": self._env, "cwd": self._folder, "out": log, "err": log}
-            self._process = start(KEEPER, arguments, **given)
+            folder = self._folder
+            self._process = start(KEEPER, arguments, env=self._env, cwd=folder, out=log, err=log)
             return self
         command = [*COMMAND, *arguments]
         with log.open("ab") as out:

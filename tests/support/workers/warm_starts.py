@@ -115,7 +115,7 @@ def start(
     err: Path,
     given: Path = Path(os.devnull),
 ) -> Forked:
-    """Start a program (`CELERY`, `COMMAND` or `KEEPER`); what it says is added to `out` and `err`."""
+    """Start `CELERY`, `COMMAND` or `KEEPER`; what it says is added to `out` and `err`."""
     ask = _client(program).ask
     files = [str(given), str(out), str(err)]
     asked = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "files": files}
