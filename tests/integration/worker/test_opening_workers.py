@@ -22,7 +22,7 @@ from stepfleet.worker.engine.pool.asyncio_pool import _close_everything
 from stepfleet.worker.events import subscribers as sinks
 from stepfleet.worker.events.subscribers import SubscriberQueue
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.runtime import worker
+from stepfleet.worker.runtime import upkeep
 from stepfleet.worker.runtime.process import Opening
 from stepfleet.worker.runtime.upkeep import process_name
 from stepfleet.worker.runtime.worker import Worker
