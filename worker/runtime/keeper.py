@@ -50,6 +50,7 @@ REPORT_SECONDS = 20.0
 SILENT_SECONDS = 60.0
 """A keeper that has not read Redis for so long is not live."""
 AGAIN_SECONDS = 1.0
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
 FORMAT = "[%(asctime)s: %(levelname)s] %(message)s"
 DOES = (
     "keeper %s: looks after overdue and delayed runs, schedules, batches, records, limits,"
@@ -150,8 +151,6 @@ class Keeper:
             fix = "prometheus_client is missing: install stepfleet[telemetry]"
             return json_page({"error": fix}, HTTPStatus.NOT_FOUND)
         # Some megabytes that most keepers need not have.
-        from prometheus_client import CONTENT_TYPE_LATEST, generate_latest  # noqa: PLC0415
-
         from stepfleet.worker.telemetry.metrics import Metrics  # noqa: PLC0415
 
         self._metrics = self._metrics or Metrics()
@@ -162,7 +161,7 @@ class Keeper:
         except (AgentException, RedisError, OSError) as error:
             log.debug("the fleet's figures cannot be read: %s", error)
             self._metrics.show_fleet(None)
-        return Page(generate_latest(self._metrics.registry), kind=CONTENT_TYPE_LATEST)
+        return Page(self._metrics.text(), kind=TEXT)
 
     def _connected(self) -> Store:
         """Return the store. Raises `StoreError` while there is none."""
