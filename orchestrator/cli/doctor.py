@@ -1,4 +1,4 @@
-"""`stepfleet doctor`: reads the facts of a set-up, checks them, and prints the findings."""
+"""The whole of `stepfleet doctor`: reads the facts of a set-up, checks and prints them."""
 
 import asyncio
 import os
@@ -17,7 +17,6 @@ from rich.text import Text
 from stepfleet.orchestrator.agents.agent import PREFIX, prefix_of
 from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.agents.loader import load_agents
-from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.fleet import known_redis
 from stepfleet.orchestrator.cli.model_check import examined, missing_key, target_of
 from stepfleet.orchestrator.cli.options import COMPLETED, USAGE
@@ -149,11 +148,7 @@ _THERE = ", if its workers have the same"
 _STYLES = {State.OK: "green", State.WARN: "yellow", State.FAIL: "red"}
 
 
-def doctor(
-    agents: options.MaybeAgentsRef = None,
-    json: options.Json = False,
-    data: options.Data = options.DATA_FOLDER,
-) -> int:
+def examine(agents: str | None = None, *, json: bool, data: Path) -> int:
     """Check the set-up, and name the fix for each problem. Sends no prompt."""
     found = list(_all(agents, data))
     print_either(found, table, json=json, as_data=lambda all_: [one.to_dict() for one in all_])

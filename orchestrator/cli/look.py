@@ -52,7 +52,7 @@ from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.records.run.summary import RunPage, RunSummary, RunTree
 from stepfleet.orchestrator.store.fleet.checks import stopping, versions
-from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen
+from stepfleet.orchestrator.store.fleet.overview import FleetOverview, KeeperSeen, WorkerSeen
 from stepfleet.orchestrator.store.runs.reading import StoredRun
 
 
@@ -103,11 +103,11 @@ def failures(
 
 
 def workers(json: options.Json = False, data: options.Data = options.DATA_FOLDER) -> None:
-    """Show the workers: their versions, memory and queues, and whether they are stopping."""
+    """Show the workers: versions, memory, queues, whether they are stopping; and keepers."""
     print_found(
         data,
         lambda fleet: fleet.overview(),
-        lambda found: workers_picture(found.workers),
+        crew_picture,
         json=json,
         as_data=lambda found: [one.to_dict() for one in found.workers],
     )
@@ -327,7 +327,19 @@ def fleet_picture(found: Found) -> RenderableType:
     for queue in overview.unserved:
         head.append(f"\nno worker serves the queue {shown(queue, 100)}", style="yellow")
         head.append(" (details: stepfleet doctor)", style="dim")
-    return Group(head, workers_picture(overview.workers), batch_list(batches))
+    return Group(head, crew_picture(overview), batch_list(batches))
+
+
+def crew_picture(overview: FleetOverview) -> RenderableType:
+    """Return a row per worker, and a line per keeper."""
+    keepers = [Text(f"keeper {_keeper(one)}") for one in overview.keepers]
+    return Group(workers_picture(overview.workers), *keepers)
+
+
+def _keeper(one: KeeperSeen) -> str:
+    state = "alive" if one.alive else f"silent for {seconds(one.seen_seconds_ago)}"
+    memory = "" if one.rss_bytes is None else f", {one.rss_bytes / 2**20:,.0f} MB"
+    return f"{shown(one.name, 80)}: {state}{memory} {shown(one.version, 20)}".rstrip()
 
 
 def _names(names: Sequence[str] | None) -> str:

@@ -51,8 +51,9 @@ GROUPS = {
     "Operate": {
         "up": ("operate", "Run a local fleet until Ctrl-C: Redis and workers."),
         "worker": ("workers", "Run one Celery worker in the foreground."),
+        "keeper": ("workers", "Run a keeper: all that workers do beside steps."),
         "flower": ("operate", "Run Flower on the fleet's broker."),
-        "doctor": ("doctor", "Check the set-up, and name the fix for each problem."),
+        "doctor": ("live", "Check the set-up, and name the fix for each problem."),
         "limits": ("operate", "Show, set and clear limits of the whole fleet."),
         "scale": ("scale", "Show how many workers there should be."),
         "schedule": ("schedules", "Batches that are submitted again and again."),

@@ -28,6 +28,7 @@ from stepfleet.orchestrator.store.embedded.server import ServerReply
 from stepfleet.orchestrator.store.embedded.server import ask as ask_private
 
 WORKER = "stepfleet.worker"
+KEEPER = "stepfleet.worker.runtime.keeper"
 WATCHDOG = "stepfleet.orchestrator.cli.watchdog"
 POOLS = ("asyncio", "prefork", "threads", "solo")
 THREADS = 32
@@ -538,6 +539,22 @@ def worker(
     argv = worker_argv(plan)
     sys.stdout.flush()
     os.execve(argv[0], argv, worker_environment(plan, url, os.environ))  # noqa: S606 - no shell
+
+
+def keeper(
+    *,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Serves /live, /scale and /metrics; 0: any.")
+    ] = 9465,
+    host: Annotated[str, typer.Option(help="The address to serve at.")] = "127.0.0.1",
+    data: options.Data = options.DATA_FOLDER,
+) -> None:
+    """Run a keeper in the foreground: all that workers do beside steps, without slots."""
+    url = _redis_url(data)
+    argv = [sys.executable, "-m", KEEPER, "--host", host, "--port", str(port)]
+    sys.stdout.flush()
+    environment = {**os.environ, "STEPFLEET_REDIS_URL": url}
+    os.execve(argv[0], argv, environment)  # noqa: S606 - no shell
 
 
 def _redis_url(data: Path) -> str:

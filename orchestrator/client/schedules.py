@@ -24,7 +24,7 @@ from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.records.schedule import Missed, Overlap, Schedule, ScheduleView
 from stepfleet.orchestrator.store.batches.schedules import Schedules
-from stepfleet.orchestrator.store.fleet.overview import workers
+from stepfleet.orchestrator.store.fleet.overview import is_looked_after
 from stepfleet.orchestrator.store.runs.submission import Submission
 
 MOST_ROWS, MOST_BYTES = 10_000, 8 * 1024 * 1024
@@ -154,7 +154,7 @@ class AsyncFleetSchedules:
     async def troubles(self, views: Sequence[ScheduleView]) -> dict[str, str]:
         """Return the problems of schedules, by name."""
         client, store = await self._open()
-        now, served = await store.now(), any(one.alive for one in await workers(client.store))
+        now, served = await store.now(), await is_looked_after(client.store)
         found = ((one.schedule.name, one.trouble(now, served=served)) for one in views)
         return {name: text for name, text in found if text}
 

@@ -77,11 +77,11 @@ class ScheduleView(Record):
     run_now: str | None = None
 
     def is_unserved(self, now: datetime, *, served: bool) -> bool:
-        """Return whether something is due, and no worker is alive to submit it."""
+        """Return whether something is due, and nobody is alive to submit it."""
         return not served and self.next_tick is not None and self.next_tick <= now
 
     def trouble(self, now: datetime, *, served: bool = True) -> str:
-        """Return what is wrong with it at `now`, or ''; `served`: a worker is alive."""
+        """Return what is wrong with it at `now`, or ''; `served`: a worker or a keeper is alive."""
         state = self.state
         if self.is_unserved(now, served=served):
             due = f"{self.next_tick:%Y-%m-%d %H:%M:%S} UTC"

@@ -31,10 +31,10 @@ SOON = 5.0
 class ChildRuns:
     """Looks after calls that are runs. Doing it twice makes one run: its id is the call's key."""
 
-    def __init__(self, opened: Store) -> None:
+    def __init__(self, opened: Store, linked: LinkedRuns | None = None) -> None:
         self._opened = opened
         self._runs, self._links = opened.runs, opened.links
-        self.linked = LinkedRuns(opened)
+        self.linked = linked or LinkedRuns(opened)
 
     async def attend(self, taken: TakenCall, agent: AgentCode) -> float:
         """Start the run of a call, or see to it; returns as `Attend` does.

@@ -26,7 +26,8 @@ from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.runtime.child_deaths import child_name
 from stepfleet.worker.runtime.crash_points import crash_points
 from stepfleet.worker.runtime.shutdown import Notice, Stopping
-from stepfleet.worker.runtime.worker import LAST_SECONDS, Worker, process_name
+from stepfleet.worker.runtime.upkeep import process_name
+from stepfleet.worker.runtime.worker import LAST_SECONDS, Worker
 from stepfleet.worker.step import Report
 from stepfleet.worker.telemetry.instrumentation import (
     Instrumentation,

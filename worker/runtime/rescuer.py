@@ -135,7 +135,7 @@ class Rescuer:
         self._dispatch = dispatch
         self._grace_ms = round(grace * 1000)
         self._interval = interval
-        self._long_queue = long_queue
+        self.long_queue = long_queue
         self._jitter = jitter
         self.calm = calm
         self.clock = clock or StoreClock()
@@ -276,8 +276,8 @@ class Rescuer:
         that failed are left alone for `calm` seconds. Raises a shard's error when the runs of the
         others are published; that it is away only where all of them are.
         """
-        waiting, few = await self._dispatch.waiting(), self._long_queue / 10
-        queue = "1" if waiting > self._long_queue else "idle" if waiting <= few else "0"
+        waiting, few = await self._dispatch.waiting(), self.long_queue / 10
+        queue = "1" if waiting > self.long_queue else "idle" if waiting <= few else "0"
         places = range(self._keys.shards) if shards is None else shards
         answered = await self._request(places, queue, self.again if again is None else again)
         failed = {shard: error for shard, one in answered.items() if (error := one.exception())}

@@ -2,21 +2,16 @@
 
 import asyncio
 import logging
-import os
 import random
 import secrets
-import socket
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import Any, Self
 
-import orjson
 from celery import Celery
 from redis.exceptions import RedisError
 
@@ -33,30 +28,24 @@ from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.fleet.figures import fleet_figures
-from stepfleet.orchestrator.store.fleet.overview import REPORT_SCHEMA, forget_workers
+from stepfleet.orchestrator.store.fleet.overview import forget_workers
 from stepfleet.orchestrator.store.fleet.servers import server_info, warnings
 from stepfleet.orchestrator.store.store import Store, open_store
-from stepfleet.orchestrator.version import own_build
 from stepfleet.worker.agents.local import LocalAgents, sources_of
 from stepfleet.worker.agents.response_cache import ResponseCache
 from stepfleet.worker.agents.streaming import Streaming
 from stepfleet.worker.engine.bridge import end_tasks
-from stepfleet.worker.events.delivery import EventDelivery
-from stepfleet.worker.events.subscribers import SubscriberObserver, SubscriberQueue, deliveries
+from stepfleet.worker.events.subscribers import SubscriberObserver, SubscriberQueue
 from stepfleet.worker.events.text_chunks import ChunkSender
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE, Renewal
 from stepfleet.worker.ports import Ports
 from stepfleet.worker.runtime.admission.admitted_steps import AdmittedSteps
-from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.spending import price_by
-from stepfleet.worker.runtime.admission.ticker import Ticker
 from stepfleet.worker.runtime.attending import ChildRuns, asked_people
-from stepfleet.worker.runtime.background import keep_batches, keep_records, keep_schedules
-from stepfleet.worker.runtime.circuits import CircuitBreaker
 from stepfleet.worker.runtime.crash_points import Visit, unharmed
 from stepfleet.worker.runtime.isolation import IsolatedProcesses, Isolation
-from stepfleet.worker.runtime.rescuer import Rescuer, StoreClock
+from stepfleet.worker.runtime.upkeep import Upkeep, process_name, report, sign_off
 from stepfleet.worker.step import Report, run_work
 from stepfleet.worker.telemetry import step_logger
 from stepfleet.worker.telemetry.instrumentation import Instrumentation, instrument
@@ -70,10 +59,6 @@ LAST_SECONDS = 1.0
 """How long a stopping worker repeats calls to a Redis that is away: the bound is for its end."""
 CHANGE_SECONDS = 1.0
 """A worker that holds more or less than it has reported reports that so soon."""
-STARTED = time.monotonic()
-"""When this process began to be a worker."""
-LONG_PER_SLOT = 10
-"""A queue with more messages per slot than this is long: they need not be published again."""
 
 
 @dataclass(eq=False)
@@ -84,7 +69,7 @@ class Worker:
     the steps; `listening` makes the calls of subscribers.
     """
 
-    store: Store
+    upkeep: Upkeep
     agents: Sequence[Agent]
     app: Celery
     leases: Leases
@@ -96,27 +81,23 @@ class Worker:
 
     def __post_init__(self) -> None:
         """Make what the steps need; nothing is sent yet."""
+        self.store, self.gate = self.upkeep.store, self.upkeep.gate
         store, agents, leases, settings = self.store, self.agents, self.leases, self.store.settings
-        self._batch_ended = asyncio.Event()
-        self._children = ChildRuns(store)
-        self._linked = self._children.linked
+        self._linked = self.upkeep.linked
+        self._children = ChildRuns(store, self._linked)
         self._renewal = Renewal.over(store, leases, self.app if self.consumes else None)
-        self.gate = Gate(store, f"{process_name()}:{id(self):x}")
-        self.ticker = Ticker(store, self.gate, leases)
         self.models = self.telemetry.models(self.gate)
         self.sources = sources_of(agents)
         self.listening = SubscriberQueue()
         self._chunks = ChunkSender(store.chunks, store.connection.now)
         self.isolation: Isolation | None = None
-        self._circuits: CircuitBreaker | None = None
+        self._circuits = self.upkeep.circuits if self.consumes else None
         if self.consumes:
             processes = None
             if self.isolates:
                 processes = IsolatedProcesses(store.marks, draining=lambda: leases.draining)
             limits, renew = (settings.poison_limit, settings.grace), self._renewal.once
             self.isolation = Isolation(*limits, renew, processes)
-            if settings.circuit_after:
-                self._circuits = CircuitBreaker(store.circuits, settings.circuit_after)
         cost, store.steps.has_price = _prices([one.config for one in agents])
         self._cache = ResponseCache(store.cache, cost)
         threads = self.threads or ToolThreads(settings.tool_threads)
@@ -164,13 +145,12 @@ class Worker:
             closing(store.aclose)
             connected(store)
             try:
-                closing(_sign_off, store)
+                closing(sign_off, store, keys.WORKERS)
                 await _announce(store, agents)
-                sinks = await deliveries(store, process_name(), random.random) if consumes else []
-                for sink in sinks:
-                    closing(sink.aclose)
                 slots, given = slots or (lambda: settings.slots), (isolates, consumes, threads)
-                worker = cls(store, agents, app, leases, shown, slots, *given)
+                opening = Upkeep.open(store, leases, slots(), delivers=consumes)
+                upkeep = await stack.enter_async_context(opening)
+                worker = cls(upkeep, agents, app, leases, shown, slots, *given)
                 if worker.sources:
                     closing(worker.sources.aclose)
                 closing(worker.models.aclose)
@@ -182,10 +162,10 @@ class Worker:
                 if worker.isolation:
                     closing(worker.isolation.aclose)
                 closing(end_tasks, tasks)
-                await worker.ticker.prepare()
+                await upkeep.ticker.prepare()
                 if consumes:
                     await worker.report()
-                for watch, called in worker.watches(sinks):
+                for watch, called in worker.watches():
                     tasks.append(asyncio.create_task(watch, name=called))
                 is_open = True
                 yield worker
@@ -204,7 +184,7 @@ class Worker:
             linked = self._linked.dependents.attend if waits else self._linked.settle
             await linked(work.run_id)
         if report.is_last:
-            self._batch_ended.set()
+            self.upkeep.batch_ended.set()
         return report
 
     async def check(self, run_id: str, batch_id: str = "") -> None:
@@ -213,7 +193,7 @@ class Worker:
         Where the batch has ended, those that follow it begin.
         """
         if batch_id:
-            self._batch_ended.set()
+            self.upkeep.batch_ended.set()
         await self._renewal.renew(run_id, batch_id)
 
     async def settle(self) -> None:
@@ -223,27 +203,18 @@ class Worker:
 
     async def report(self) -> None:
         """Report that this worker lives, and what it holds. Raises `StoreError`."""
-        store, agents, leases, build = self.store, self.agents, self.leases, own_build()
-        now = await store.connection.now()
-        state = {
-            "schema": REPORT_SCHEMA,
-            "name": store.worker,
-            "held": len(leases),
-            "slots": self.slots(),
-            "agents": sorted(agent.name for agent in agents),
+        agents, leases = self.agents, self.leases
+        await report(
+            self.store,
+            keys.WORKERS,
+            held=len(leases),
+            slots=self.slots(),
+            agents=sorted(agent.name for agent in agents),
             # Remote control may add queues later.
-            "queues": sorted(self.app.amqp.queues.consume_from),
-            "tool_queues": sorted({queue for agent in agents for queue in agent.queues}),
-            "stopping": leases.draining,
-            "version": build.version,
-            "commit": build.commit,
-            "release": store.settings.release,
-            "rss_bytes": memory_in_use(),
-            "started_at": (now - timedelta(seconds=time.monotonic() - STARTED)).isoformat(),
-            "seen": now.timestamp(),
-        }
-        shown = orjson.dumps(state).decode()
-        await store.connection.execute("HSET", store.keys.of(keys.WORKERS), process_name(), shown)
+            queues=sorted(self.app.amqp.queues.consume_from),
+            tool_queues=sorted({queue for agent in agents for queue in agent.queues}),
+            stopping=leases.draining,
+        )
 
     async def _keep_reported(self) -> None:
         """Report until cancelled; announce agents again after a failover."""
@@ -312,56 +283,18 @@ class Worker:
         most, given = self.store.settings.hold_after, (claim.config.model, claim.token)
         return await self.store.requests.hold(claim.batch_id or "", error, *given, most)
 
-    def watches(
-        self, sinks: Iterable[EventDelivery]
-    ) -> Iterator[tuple[Coroutine[Any, Any, None], str | None]]:
+    def watches(self) -> Iterator[tuple[Coroutine[Any, Any, None], str | None]]:
         """Return what runs beside the steps until it is cancelled, each with a name."""
-        store, telemetry, leases = self.store, self.telemetry, self.leases
+        telemetry, leases = self.telemetry, self.leases
         yield self._renewal.watch(), "stepfleet-leases"
-        yield self.ticker.watch(), "stepfleet-limits"
-        if self.consumes:
-            rescuer = self._rescuer()
-            yield rescuer.watch(store.crash, telemetry.rescued), "stepfleet-rescuer"
-            yield self._keep_reported(), "stepfleet-heartbeat"
-            yield keep_records(store), "stepfleet-records"
-            yield keep_batches(store, self._batch_ended), "stepfleet-batches"
-            yield keep_schedules(store), "stepfleet-schedules"
-            held = (lambda: len(leases) - leases.calls, lambda: leases.calls)
-            for watch in telemetry.background(*held, partial(fleet_figures, store)):
-                yield watch, None
-        for sink in sinks:
-            yield sink.watch(), None
-        if self._circuits:
-            yield self._circuits.watch(store.settings.rescue_interval), "stepfleet-circuits"
-
-    def _rescuer(self) -> Rescuer:
-        store, settings = self.store, self.store.settings
-        calm = settings.lease / RENEWALS_PER_LEASE
-        return Rescuer(
-            *(store.connection, store.keys, store.dispatch),
-            grace=settings.grace,
-            interval=settings.rescue_interval,
-            long_queue=min(settings.slots, LONG_PER_SLOT * self.slots()),
-            jitter=random.random,
-            calm=calm,
-            clock=StoreClock(calm),
-            settle=self._linked.settle,
-            lines=self.gate,
-        )
-
-
-def process_name() -> str:
-    """Return the name of this process among all of the fleet: host and process id."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
-def memory_in_use() -> int | None:
-    """Return the bytes of memory that this process uses; None where the system does not tell."""
-    try:
-        pages = Path("/proc/self/statm").read_text("ascii").split()[1]
-    except OSError:
-        return None
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
+        if not self.consumes:
+            yield self.upkeep.ticker.watch(), "stepfleet-limits"
+            return
+        yield self._keep_reported(), "stepfleet-heartbeat"
+        yield from self.upkeep.watches(telemetry.rescued)
+        held = (lambda: len(leases) - leases.calls, lambda: leases.calls)
+        for watch in telemetry.background(*held, partial(fleet_figures, self.store)):
+            yield watch, None
 
 
 async def _announce(store: Store, agents: Iterable[Agent]) -> None:
@@ -372,11 +305,6 @@ async def _announce(store: Store, agents: Iterable[Agent]) -> None:
     for agent in agents:
         await store.configs.announce(agent.config)
     await forget_workers(store)
-
-
-async def _sign_off(store: Store) -> None:
-    with suppress(AgentException):
-        await store.connection.execute("HDEL", store.keys.of(keys.WORKERS), process_name())
 
 
 def _prices(

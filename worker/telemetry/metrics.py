@@ -18,6 +18,7 @@ from prometheus_client import (
     Histogram,
     PlatformCollector,
     ProcessCollector,
+    generate_latest,
     start_http_server,
 )
 
@@ -164,6 +165,10 @@ class Metrics:
             gauge.clear()
             for one in figures.limits if figures else ():
                 gauge.labels(one.name).set(getattr(one, name))
+
+    def text(self) -> bytes:
+        """Return all of them as Prometheus reads them."""
+        return generate_latest(self.registry)
 
     def rescued(self, many: int) -> None:
         """Count runs that the rescuer dispatched again."""

@@ -50,7 +50,7 @@ from stepfleet.orchestrator.store.fleet.checks import (
     stopping,
     versions,
 )
-from stepfleet.orchestrator.store.fleet.overview import is_paused, workers
+from stepfleet.orchestrator.store.fleet.overview import is_paused, keepers, workers
 
 KIND = "text/plain; charset=UTF-8"
 SEND_SECONDS = 60.0
@@ -310,8 +310,9 @@ class WorkersOf(ReadHandler):
     async def found(self, *_: str, **__: Any) -> WorkersReport:
         """Return the workers."""
         store = await store_of(self.site.fleet)
-        found = await workers(store)
-        return WorkersReport(workers=tuple(found), checks=(versions(found), *stopping(found)))
+        found, kept = await workers(store), await keepers(store)
+        wrong = (versions(found), *stopping(found))
+        return WorkersReport(workers=tuple(found), keepers=tuple(kept), checks=wrong)
 
 
 class FleetFailures(ReadHandler):

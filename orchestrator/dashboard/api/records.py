@@ -9,7 +9,7 @@ from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.calls.answers import Ask, AskCount
 from stepfleet.orchestrator.store.fleet.checks import Check
-from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen
+from stepfleet.orchestrator.store.fleet.overview import FleetOverview, KeeperSeen, WorkerSeen
 from stepfleet.orchestrator.store.limits import LimitUse, LimitWaits
 
 
@@ -60,9 +60,10 @@ class FleetReport(Record):
 
 
 class WorkersReport(Record):
-    """The workers, and what is wrong with them."""
+    """The workers, what is wrong with them, and the keepers, which do no steps."""
 
     workers: tuple[WorkerSeen, ...] = ()
+    keepers: tuple[KeeperSeen, ...] = ()
     checks: tuple[Check, ...] = ()
 
 

@@ -59,6 +59,8 @@ const worker = (one) => [
   el("span", { class: "sf-cell" }, one.agents.join(", ")), el("span", { class: "sf-cell sf-small" }, (one.queues || []).join(", ")),
 ];
 
+const keeper = (one) => `${one.name} (${one.alive ? "alive" : `silent for ${duration(one.seen_seconds_ago)}`}${one.rss_bytes ? `, ${megabytes(one.rss_bytes)}` : ""})`;
+
 function fleet(found) {
   const { overview, checks } = found;
   const alive = overview.workers.filter((one) => one.alive);
@@ -77,6 +79,7 @@ function fleet(found) {
     el("div", { class: "sf-buttons" }, pause),
     el("h2", { class: "h5" }, "Workers"),
     table("Workers", ["Name", "State", "Steps", { name: "Memory", right: true }, "Version", "Started", "Agents", "Queues"], overview.workers.map(worker), "No worker has reported. Start one: stepfleet worker --agents agents.py", { stacks: true }),
+    overview.keepers.length ? el("p", { class: "sf-muted" }, `Keepers: ${overview.keepers.map(keeper).join(", ")}`) : null,
   ];
 }
 

@@ -19,7 +19,12 @@ from stepfleet.orchestrator.redis_client.urls import is_sentinel
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.dispatch import celery_app
-from stepfleet.orchestrator.store.fleet.overview import FleetOverview, WorkerSeen, overview
+from stepfleet.orchestrator.store.fleet.overview import (
+    FleetOverview,
+    KeeperSeen,
+    WorkerSeen,
+    overview,
+)
 from stepfleet.orchestrator.store.fleet.servers import (
     ClusterFacts,
     RedisFacts,
@@ -191,17 +196,32 @@ def limits(problem: str, found: Sequence[LimitState]) -> Iterator[Check]:
             yield good("limits", str(one))
 
 
-def workers(names: Sequence[str], waiting: int, troubles: Sequence[str] = ()) -> Check:
-    """Judge whether workers are running; they cannot report while a server has `troubles`."""
+def workers(
+    names: Sequence[str], waiting: int, troubles: Sequence[str] = (), *, kept: bool = False
+) -> Check:
+    """Judge whether workers are running; they cannot report while a server has `troubles`.
+
+    `kept`: a keeper looks after the fleet, so that it may have no workers while nothing waits.
+    """
     if names:
         return good("workers", f"{len(names)} alive: {_some(names)}")
     if troubles:
         return warn("workers", f"unknown: {'; '.join(troubles)}", "see above")
-    return (fail if waiting else warn)(
-        "workers",
-        f"none alive{f', and {_runs_wait(waiting)}' if waiting else ''}",
-        "start one: stepfleet worker --agents MODULE (or stepfleet up)",
-    )
+    found = f"none alive{f', and {_runs_wait(waiting)}' if waiting else ''}"
+    fix = "start one: stepfleet worker --agents MODULE (or stepfleet up)"
+    if kept and not waiting:
+        return good("workers", f"{found}; a keeper looks after the fleet")
+    if kept:
+        return warn("workers", f"{found}; a keeper looks after the fleet", fix)
+    if waiting:
+        found += "; nobody looks after timers, schedules and events: no keeper is alive either"
+    return (fail if waiting else warn)("workers", found, fix)
+
+
+def keepers(seen: Iterable[KeeperSeen]) -> Iterator[Check]:
+    """Tell which keepers are alive, if any, with their versions."""
+    if alive := [f"{one.name} ({one.version or '?'})" for one in seen if one.alive]:
+        yield good("keepers", f"{len(alive)} alive: {_some(alive)}")
 
 
 def versions(seen: Iterable[WorkerSeen]) -> Check:
@@ -259,7 +279,7 @@ def schedules(
 ) -> Iterator[Check]:
     """Judge schedules: those that are behind, whose batch cannot be submitted, or that rest.
 
-    `served`: a worker is alive.
+    `served`: a worker or a keeper is alive.
     """
     troubled = [one for one in views if one.trouble(now, served=served)]
     for one in troubled:
@@ -390,7 +410,9 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     """Judge a fleet whose steps go through `queue`. Pure."""
     seen = read.overview
     alive = [worker.name for worker in seen.workers if worker.alive]
-    yield workers(alive, seen.active, seen.troubles)
+    kept = any(one.alive for one in seen.keepers)
+    yield workers(alive, seen.active, seen.troubles, kept=kept)
+    yield from keepers(seen.keepers)
     yield from stopping(seen.workers)
     yield versions(seen.workers)
     yield from client_version(seen.workers, read.here)
@@ -398,7 +420,7 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     yield from queues(seen.unserved, queue)
     yield from outages([str(one) for one in seen.outages])
     yield from limits(read.problem, seen.limited)
-    yield from schedules(read.schedules, read.now, served=bool(alive))
+    yield from schedules(read.schedules, read.now, served=bool(alive) or kept)
     yield from approvals(read.asks, read.asks_in_all, read.now)
     yield agents(read.names)
     for name, why in read.unread.items():

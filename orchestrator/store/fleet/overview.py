@@ -70,6 +70,27 @@ class WorkerSeen(Record):
         return Build(self.version, self.commit)
 
 
+class KeeperSeen(Record):
+    """A keeper as it last reported: a process that does all that workers do, but no steps.
+
+    `name` is `host:pid`. Its reports are not among the workers': earlier versions would count it.
+    """
+
+    name: str
+    seen_seconds_ago: float
+    alive: bool = True
+    version: str = ""
+    commit: str = ""
+    release: str = ""
+    rss_bytes: int | None = None
+    started_at: datetime | None = None
+
+    @property
+    def build(self) -> Build:
+        """Its build of stepfleet."""
+        return Build(self.version, self.commit)
+
+
 class FleetOverview(Record):
     """The fleet at one moment.
 
@@ -79,7 +100,8 @@ class FleetOverview(Record):
     living worker serves and some need, each with the number of runs that wait for it; `troubles`
     what keeps all workers from their work, each with its fix; `paused`: the whole fleet is;
     `outages` the services of models that are out; `limited` the limits for which most runs wait;
-    `waiting_for_people` counts calls that wait for an approval or an answer.
+    `waiting_for_people` counts calls that wait for an approval or an answer; `keepers` look after
+    the fleet without doing steps.
     """
 
     redis_version: str
@@ -94,6 +116,7 @@ class FleetOverview(Record):
     outages: tuple[ServiceOutage, ...] = ()
     limited: tuple[LimitState, ...] = ()
     waiting_for_people: int = 0
+    keepers: tuple[KeeperSeen, ...] = ()
 
 
 class Need(Record):
@@ -124,6 +147,16 @@ def workers_seen(reports: Mapping[str, str], *, now: float, lease: float) -> lis
             )
         )
     return sorted(found, key=lambda one: one.name)
+
+
+def keepers_seen(reports: Mapping[str, str], *, now: float, lease: float) -> list[KeeperSeen]:
+    """Return the keepers behind `reports`, as `workers_seen` judges workers."""
+    return [
+        KeeperSeen(
+            name=one.process, **one.model_dump(include=KeeperSeen.model_fields.keys() - {"name"})
+        )
+        for one in workers_seen(reports, now=now, lease=lease)
+    ]
 
 
 def unserved_queues(workers: Iterable[WorkerSeen], steps: str) -> tuple[str, ...]:
@@ -177,6 +210,7 @@ async def overview(store: Store) -> FleetOverview:
         outages=tuple(await store.circuits.outages()),
         limited=await store.limits.lines(),
         waiting_for_people=(await store.approvals.figures()).count,
+        keepers=tuple(await keepers(store)),
     )
 
 
@@ -197,16 +231,40 @@ def _that_stop(info: Mapping[str, Any]) -> list[str]:
 
 async def workers(store: Store) -> list[WorkerSeen]:
     """Return the workers as they last reported."""
-    reports = await store.connection.execute("HGETALL", store.keys.of(keys.WORKERS))
-    now = (await store.connection.now()).timestamp()
-    return workers_seen(reports, now=now, lease=store.settings.lease)
+    return workers_seen(await _reports(store, keys.WORKERS), **await _moment(store))
+
+
+async def keepers(store: Store) -> list[KeeperSeen]:
+    """Return the keepers as they last reported."""
+    return keepers_seen(await _reports(store, keys.KEEPERS), **await _moment(store))
+
+
+async def _reports(store: Store, key: str) -> dict[str, str]:
+    found: dict[str, str] = await store.connection.execute("HGETALL", store.keys.of(key))
+    return found
+
+
+async def _moment(store: Store) -> dict[str, float]:
+    """Return what reports are judged by: the time, and a lease, in seconds."""
+    return {
+        "now": (await store.connection.now()).timestamp(),
+        "lease": store.settings.lease,
+    }
 
 
 async def forget_workers(store: Store) -> None:
-    """Remove the reports of workers that have been silent for a day."""
-    gone = [one.process for one in await workers(store) if one.seen_seconds_ago > FORGOTTEN_SECONDS]
-    if gone:
-        await store.connection.execute("HDEL", store.keys.of(keys.WORKERS), *gone)
+    """Remove the reports of workers and keepers that have been silent for a day."""
+    for key in (keys.WORKERS, keys.KEEPERS):
+        seen = workers_seen(await _reports(store, key), **await _moment(store))
+        if gone := [one.process for one in seen if one.seen_seconds_ago > FORGOTTEN_SECONDS]:
+            await store.connection.execute("HDEL", store.keys.of(key), *gone)
+
+
+async def is_looked_after(store: Store) -> bool:
+    """Return whether a worker or a keeper is alive: schedules are then submitted."""
+    if any(one.alive for one in await workers(store)):
+        return True
+    return any(one.alive for one in await keepers(store))
 
 
 async def _due(store: Store) -> tuple[int, float]:

@@ -50,8 +50,8 @@ COMMANDS = {
     "limits": ("show",),
     "purge": ("--yes",),
 }
-WITHOUT_A_REDIS = {"restore", "doctor"}
-"""`restore` reads its file first; `doctor` prints a table, see below."""
+WITHOUT_A_REDIS = {"restore", "doctor", "keeper"}
+"""`restore` reads its file first; `doctor` prints a table, see below; a keeper waits for one."""
 WAITING = {
     "watch": COMMANDS["watch"],
     "results": COMMANDS["results"],

@@ -12,6 +12,7 @@ import pytest
 import redis
 from support.deadlines import wait_until
 from support.servers.redis_servers import free_port
+from support.workers.keeper_process import KeeperProcess
 
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 PASSWORD = "a password with spaces"
@@ -82,24 +83,18 @@ def test_the_fleets_user_may_run_scripts_streams_and_reads_of_the_set_up(
 
 def check_health(url: str) -> int:
     return subprocess.run(
-        [sys.executable, DEPLOY / "healthcheck.py"],
+        [sys.executable, "-m", "stepfleet.orchestrator.cli", "doctor", "--live"],
         env={**os.environ, "STEPFLEET_REDIS_URL": url},
         check=False,
     ).returncode
 
 
-def test_the_health_check_fails_while_no_worker_answers(url: str) -> None:
+def test_the_fleets_user_may_keep_the_fleet_and_probe_it(url: str, tmp_path: Path) -> None:
+    """OPS-03: the health check of the image passes while this host's keeper reports."""
     assert check_health(url) == 1
-
-
-def test_the_health_check_passes_while_this_hosts_worker_answers(url: str) -> None:
-    worker = subprocess.Popen(
-        [sys.executable, "-m", "celery", "-b", url, "worker", "--pool=solo", "-l", "warning"],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    keeper = KeeperProcess(tmp_path, url).start()
     try:
-        wait_until(lambda: check_health(url) == 0, within=60, what="the worker's health")
+        assert check_health(url) == 0
+        assert "NOPERM" not in keeper.log
     finally:
-        worker.terminate()
-        worker.wait(timeout=60)
+        keeper.end()

@@ -22,9 +22,10 @@ from stepfleet.worker.engine.pool.asyncio_pool import _close_everything
 from stepfleet.worker.events import subscribers as sinks
 from stepfleet.worker.events.subscribers import SubscriberQueue
 from stepfleet.worker.leases.lease import Leases
-from stepfleet.worker.runtime import worker
+from stepfleet.worker.runtime import upkeep
 from stepfleet.worker.runtime.process import Opening
-from stepfleet.worker.runtime.worker import Worker, process_name
+from stepfleet.worker.runtime.upkeep import process_name
+from stepfleet.worker.runtime.worker import Worker
 from stepfleet.worker.telemetry.instrumentation import instrument
 
 LONG = 60.0
@@ -84,7 +85,7 @@ async def test_an_opening_that_fails_leaves_neither_watches_nor_connections(
     async def fail(*_: Any) -> Any:
         raise StoreError("no feeds")
 
-    monkeypatch.setattr(worker, "deliveries", fail)
+    monkeypatch.setattr(upkeep, "deliveries", fail)
     mine = made(server.url)
     with redis.Redis.from_url(server.url) as client:
 
@@ -96,7 +97,7 @@ async def test_an_opening_that_fails_leaves_neither_watches_nor_connections(
                 await mine.worker()
             assert watches() == []
             await until(is_alone, what="the end of its connections")
-        monkeypatch.setattr(worker, "deliveries", deliveries)
+        monkeypatch.setattr(upkeep, "deliveries", deliveries)
         await mine.worker()
         assert len(watches()) == len(set(watches())) == 8
         await mine.aclose()
@@ -140,13 +141,13 @@ async def test_what_ran_already_ends_with_an_opening_that_fails_last(
         return [Broken()]
 
     closed: list[str] = []
-    monkeypatch.setattr(worker, "deliveries", broken)
+    monkeypatch.setattr(upkeep, "deliveries", broken)
     mine = made(redis_url)
     with pytest.raises(RuntimeError, match="broken"):
         await mine.worker()
     assert watches() == []
     assert closed == ["courier"]
-    monkeypatch.setattr(worker, "deliveries", sinks.deliveries)
+    monkeypatch.setattr(upkeep, "deliveries", sinks.deliveries)
     assert (await mine.worker()).store.worker == process_name()
     await mine.aclose()
 
@@ -160,7 +161,7 @@ async def test_services_that_end_while_they_open_connect_no_more(
         opening.set()
         await asyncio.Event().wait()
 
-    monkeypatch.setattr(worker, "deliveries", hang)
+    monkeypatch.setattr(upkeep, "deliveries", hang)
     mine = made(redis_url)
     asked = asyncio.create_task(mine.worker())
     await opening.wait()

@@ -30,6 +30,7 @@ from typing import Any, TextIO
 
 CELERY = "celery"
 COMMAND = "stepfleet.orchestrator.cli"
+KEEPER = "stepfleet.worker.runtime.keeper"
 _FOR_WORKERS = (
     "celery.bin.celery",
     "celery.bin.worker",
@@ -50,6 +51,15 @@ _FOR_WORKERS = (
     "stepfleet.worker.app",
     "stepfleet.worker.engine.consumer",
 )
+_FOR_KEEPERS = (
+    "celery.app.amqp",
+    "kombu.transport.memory",
+    "stepfleet.orchestrator.batches.scheduling",
+    "stepfleet.worker.events.subscribers",
+    "stepfleet.worker.runtime.small_server",
+    "stepfleet.worker.runtime.upkeep",
+)
+"""Not the module itself, which is then run."""
 _FOR_COMMANDS = (
     "celery.app",
     "kombu.transport.redis",
@@ -105,7 +115,7 @@ def start(
     err: Path,
     given: Path = Path(os.devnull),
 ) -> Forked:
-    """Start a program (`CELERY` or `COMMAND`); what it says is added to `out` and `err`."""
+    """Start `CELERY`, `COMMAND` or `KEEPER`; what it says is added to `out` and `err`."""
     ask = _client(program).ask
     files = [str(given), str(out), str(err)]
     asked = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "files": files}
@@ -189,6 +199,8 @@ def main(program: str, descriptor: int) -> None:
 def _modules(program: str) -> Sequence[str]:
     if program == CELERY:
         return _FOR_WORKERS
+    if program == KEEPER:
+        return _FOR_KEEPERS
     # Commands import what they need when they run; what they all come to is the client.
     package = importlib.import_module(program)
     found = [one.name for one in pkgutil.walk_packages(package.__path__, f"{program}.")]

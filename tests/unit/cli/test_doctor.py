@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from stepfleet.orchestrator.cli.doctor import doctor
+from stepfleet.orchestrator.cli.live import doctor
 
 AGENTS = """
 from stepfleet.orchestrator import Agent, ModelSettings
