@@ -24,7 +24,8 @@ from stepfleet.orchestrator.errors import AgentException, ConfigurationError, St
 from stepfleet.orchestrator.records.text.redaction import keep_secret
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.fleet.overview import fleet_figures, forget_workers, workers
+from stepfleet.orchestrator.store.fleet.figures import fleet_figures
+from stepfleet.orchestrator.store.fleet.overview import forget_workers, workers
 from stepfleet.orchestrator.store.fleet.servers import server_info, warnings
 from stepfleet.orchestrator.store.store import Store, open_store
 from stepfleet.worker.leases.lease import Leases
