@@ -489,6 +489,8 @@ def supervisor_of(
         )
         argv = watched_argv(WORKER, *celery_arguments(own))
         env = worker_environment(own, settings.store, {**os.environ, **extra})
+        if settings.metrics_port is None:
+            env["STEPFLEET_METRICS_PORT"] = "0"  # no open port in a local fleet, unless asked for
         workers.append(Child(name, argv, env, folder.log(name)))
     return Supervisor(workers, notice, drain=settings.drain, beside=beside)
 
