@@ -205,22 +205,22 @@ def test_metrics_count_what_was_done(
     port = served_port(start_worker(options=options, env=env))
     with Fleet(redis_url) as fleet:
         assert fleet.run(AGENTS["clerk"], "how many lamps", timeout=LONG)
-    ended = ("agent_runs_total", "clerk", "completed", "completed")
+    ended = ("stepfleet_runs_total", "clerk", "completed", "completed")
     wait_until(lambda: scraped(port).get(ended) == 1, within=LONG, what="the run is counted")
     in_flight = ("stepfleet_steps_in_flight",)
     wait_until(lambda: scraped(port)[in_flight] == 0, within=LONG, what="the step has ended")
     told = scraped(port)
-    assert told["llm_latency_count", "openai:scripted"] == 2
-    assert told["llm_latency_sum", "openai:scripted"] > 0
-    assert told["llm_errors_total", "openai:scripted", "model"] == 1
-    assert told["tool_executions_total", "success", "stock"] == 1
-    assert told["tool_executions_total", "error", "broken"] == 1
-    assert told["tool_executions_total", "error", "unknown"] == 1
-    assert told["tool_not_found_errors_total",] == 1
-    assert told["tool_execution_errors_total", "TOOL_EXECUTION_ERROR", "broken"] == 1
+    assert told["stepfleet_model_seconds_count", "openai:scripted"] == 2
+    assert told["stepfleet_model_seconds_sum", "openai:scripted"] > 0
+    assert told["stepfleet_model_errors_total", "openai:scripted", "model"] == 1
+    assert told["stepfleet_tool_calls_total", "success", "stock"] == 1
+    assert told["stepfleet_tool_calls_total", "error", "broken"] == 1
+    assert told["stepfleet_tool_calls_total", "error", "unknown"] == 1
+    assert told["stepfleet_tool_errors_total", "TOOL_NOT_FOUND", "unknown"] == 1
+    assert told["stepfleet_tool_errors_total", "TOOL_EXECUTION_ERROR", "broken"] == 1
     assert told["stepfleet_steps_total", "clerk", "retry"] == 1
     assert told["stepfleet_rescued_total",] >= 1
-    assert told["stepfleet_telemetry_dropped",] == 0
+    assert told["stepfleet_telemetry_dropped_total",] == 0
     assert told["stepfleet_store_up",] == 1
     wait_until(
         lambda: scraped(port)["stepfleet_loop_lag_seconds_count",] > 0, within=LONG, what="a look"
