@@ -54,6 +54,7 @@ GROUPS = {
         "flower": ("operate", "Run Flower on the fleet's broker."),
         "doctor": ("doctor", "Check the set-up, and name the fix for each problem."),
         "limits": ("operate", "Show, set and clear limits of the whole fleet."),
+        "scale": ("scale", "Show how many workers there should be."),
         "schedule": ("schedules", "Batches that are submitted again and again."),
         "cache": ("operate", "Inspect and clear the response cache."),
     },

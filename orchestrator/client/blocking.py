@@ -473,6 +473,7 @@ class Fleet(_Blocking):
     check = blocking(AsyncFleet.check)
     warnings = blocking(AsyncFleet.warnings)
     overview = blocking(AsyncFleet.overview)
+    scale = blocking(AsyncFleet.scale)
     costs = blocking(AsyncFleet.costs)
     cost_lines = iterating(AsyncFleet.cost_lines)
     pause = blocking(AsyncFleet.pause)

@@ -51,6 +51,7 @@ from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.settings.own_app import app_settings
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview, overview
+from stepfleet.orchestrator.store.fleet.scale import ScaleSignal, scale_signal
 from stepfleet.orchestrator.store.fleet.servers import server_info, warnings
 from stepfleet.orchestrator.store.runs.submission import NewRun
 from stepfleet.orchestrator.store.store import Store
@@ -158,6 +159,17 @@ class AsyncFleet:
     async def overview(self) -> FleetOverview:
         """Return the state of the fleet: active runs, waiting messages, workers."""
         return await overview(await self._session.store())
+
+    async def scale(
+        self, *, queue: str | None = None, slots_per_worker: int | None = None
+    ) -> ScaleSignal:
+        """Return how many workers there should be, of the queue of steps or of tools.
+
+        A new worker has `slots_per_worker`; None: as many as those alive. Raises
+        `ConfigurationError` for an empty queue, and less than one slot.
+        """
+        store = await self._session.store()
+        return await scale_signal(store, queue, slots_per_worker=slots_per_worker)
 
     async def pause(self) -> None:
         """Pause the fleet: no step begins on any worker, and no tool of a step under way."""

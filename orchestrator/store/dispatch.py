@@ -6,10 +6,11 @@ test compares them with those that `send_task` puts on the wire.
 
 import asyncio
 import base64
+import binascii
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -63,6 +64,16 @@ _IMPATIENT = {"max_retries": 1, "interval_start": 0.1, "interval_step": 0.2, "in
 def step_label(agent: str, step: int) -> str:
     """Return the name under which Flower shows the step (counted from 1)."""
     return f"{agent}: step {step + 1}"
+
+
+def run_in(raw: str) -> str | None:
+    """Return the run of a task message; None for a message of others."""
+    try:
+        message: Mapping[str, str] = orjson.loads(raw)
+        run_id = orjson.loads(base64.b64decode(message["body"]))[0][0]
+    except (orjson.JSONDecodeError, binascii.Error, LookupError, TypeError, ValueError):
+        return None
+    return run_id if isinstance(run_id, str) else None
 
 
 def call_label(agent: str, step: int, tool: str) -> str:

@@ -418,6 +418,45 @@ class LimitStore(Gateway):
                 uses[name] = budget_uses(limit, *texts)
         return uses
 
+    async def under(self, names: Sequence[str]) -> dict[str, Limit]:
+        """Return those of these limits that are set. Raises `StoreError`."""
+        texts = await self._connection.execute("HMGET", self._limits, *names) if names else []
+        found = zip(names, texts, strict=True)
+        return {name: _readable(name, text) or NO_LIMIT for name, text in found if text}
+
+    async def uses(self, known: Mapping[str, Limit], names: Sequence[str]) -> list[LimitUse]:
+        """Return the use of these names, whose limits are `known`. Raises `StoreError`."""
+        now = await self._now()
+        spent = (self._spent, f"{self._spent}:{int(now // 86_400_000)}", self._reserved)
+        hashes = (self._state, *spent)
+        found = await self._connection.execute_all(*(("HMGET", key, *names) for key in hashes))
+        uses = []
+        for name, state, *texts in zip(names, *found, strict=True):
+            limit = set_for(known, name) or known.get(f"{kind_of(name)}:*", NO_LIMIT)
+            use = use_of(name, limit, state_of(state), {}, now)
+            uses.append(use.model_copy(update={"budgets": budget_uses(limit, *texts)}))
+        return uses
+
+    async def tokens_per_call(self, names: Collection[str]) -> dict[str, dict[str, float]]:
+        """Return what calls under way take of rates of tokens on average, by names and fields.
+
+        Looks at a hundred of them; knows nothing of a name without any. Raises `StoreError`.
+        """
+        grants = self._keys.of(keys.LIMIT_GRANTS)
+        flat = await self._connection.execute("HRANDFIELD", grants, MEASURED, "WITHVALUES")
+        taken: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+        for held in map(state_of, flat[1::2]):
+            amounts = held.get("amounts") or {}
+            for name in taken.keys() & set(held.get("names") or ()):
+                taken[name].append((amounts.get("i", 0), amounts.get("o", 0)))
+        means = {}
+        for name, some in taken.items():
+            read = sum(one for one, _ in some) / max(len(some), 1)
+            made = sum(one for _, one in some) / max(len(some), 1)
+            fields = ("tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute")
+            means[name] = dict(zip(fields, (read + made, read, made), strict=True))
+        return means
+
     async def lines(self, most: int = SHOWN) -> tuple[LimitState, ...]:
         """Return the lines in which most runs wait. Raises `StoreError`."""
         execute = self._connection.execute

@@ -30,7 +30,7 @@ from stepfleet.orchestrator.records.calls.tools import NOT_EXECUTED, ToolCall, T
 from stepfleet.orchestrator.records.errors import ErrorType
 from stepfleet.orchestrator.records.responses import LLMResponse, ModelRequest
 from stepfleet.orchestrator.settings.settings import Settings
-from stepfleet.orchestrator.store.fleet.overview import FleetFigures
+from stepfleet.orchestrator.store.fleet.figures import FleetFigures
 from stepfleet.orchestrator.tools import ToolInvocation, ToolRegistry
 from stepfleet.worker.models import Models, Watch
 from stepfleet.worker.ports import StepObserver

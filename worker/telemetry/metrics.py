@@ -31,7 +31,7 @@ from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.errors import cause_of
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
-from stepfleet.orchestrator.store.fleet.overview import FleetFigures
+from stepfleet.orchestrator.store.fleet.figures import FleetFigures
 from stepfleet.orchestrator.version import own_build
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
@@ -129,7 +129,7 @@ class FleetMetrics:
             value = getattr(figures, name, None)
             gauge.set(math.nan if value is None else value)
         for name, gauges in self._queues.items():
-            gauges.show(getattr(figures, name, None) or {})
+            gauges.show(getattr(figures, name) if figures else {})
         limits = figures.limits if figures else ()
         for name, gauges in self._limits.items():
             gauges.show({one.name: getattr(one, name) for one in limits})

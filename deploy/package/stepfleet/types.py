@@ -58,6 +58,7 @@ from stepfleet.orchestrator.records.schedule import ScheduleView as ScheduleView
 from stepfleet.orchestrator.records.steps import Handoff as Handoff
 from stepfleet.orchestrator.records.steps import LoggedStep as LoggedStep
 from stepfleet.orchestrator.store.fleet.overview import FleetOverview as FleetOverview
+from stepfleet.orchestrator.store.fleet.scale import ScaleSignal as ScaleSignal
 from stepfleet.orchestrator.store.limits import BudgetUse as BudgetUse
 from stepfleet.orchestrator.store.limits import LimitState as LimitState
 from stepfleet.orchestrator.store.limits import LimitUse as LimitUse

@@ -16,7 +16,7 @@ from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.batches.schedules import TURN_MS, Schedules
 from stepfleet.orchestrator.store.codec import milliseconds, moment
 from stepfleet.orchestrator.store.fleet.checks import fleet_checks, read_fleet
-from stepfleet.orchestrator.store.fleet.overview import fleet_figures
+from stepfleet.orchestrator.store.fleet.figures import fleet_figures
 from stepfleet.orchestrator.store.keys import SCHEDULE_TURNS, SCHEDULES, USED
 from stepfleet.orchestrator.store.runs.submission import NewRun, RunSubmission
 

@@ -21,7 +21,7 @@ from stepfleet.orchestrator import (
 )
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.store.fleet.checks import Check, fleet_checks, read_fleet
-from stepfleet.orchestrator.store.fleet.overview import fleet_figures
+from stepfleet.orchestrator.store.fleet.figures import fleet_figures
 from stepfleet.orchestrator.tools import ToolInvocation
 from stepfleet.orchestrator.tools.definition import ToolOptions
 

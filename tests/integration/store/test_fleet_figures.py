@@ -6,7 +6,7 @@ from support.servers.redis_servers import RedisServer
 
 from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.settings.settings import load_settings
-from stepfleet.orchestrator.store.fleet.overview import fleet_figures
+from stepfleet.orchestrator.store.fleet.figures import fleet_figures
 from stepfleet.orchestrator.store.store import open_store
 
 AGENT = Agent("clerk", model="openai:m")

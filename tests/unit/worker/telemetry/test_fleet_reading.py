@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from stepfleet.orchestrator.store.fleet.overview import FleetFigures
+from stepfleet.orchestrator.store.fleet.figures import FleetFigures
 from stepfleet.worker.telemetry import instrumentation
 
 
@@ -13,7 +13,7 @@ async def test_a_reading_that_fails_unexpectedly_shows_none_and_the_next_one_is_
 ) -> None:
     monkeypatch.setattr(instrumentation, "FLEET_SECONDS", 0.05)
     figures = FleetFigures.model_validate(
-        {**dict.fromkeys(FleetFigures.model_fields, 3), "limits": ()}
+        {**dict.fromkeys(FleetFigures.model_fields, 3), "limits": (), "work": {}, "capacity": {}}
     )
     answers: list[FleetFigures | Exception] = [ValueError("not a number"), figures]
     shown: list[FleetFigures | None] = []

@@ -12,7 +12,7 @@ from support.servers.redis_servers import listener
 from stepfleet.orchestrator import ErrorInfo, ErrorType, StopReason
 from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.verdict import Move
-from stepfleet.orchestrator.store.fleet.overview import FleetFigures
+from stepfleet.orchestrator.store.fleet.figures import FleetFigures
 from stepfleet.orchestrator.store.limits import LimitState
 from stepfleet.orchestrator.version import own_build
 from stepfleet.worker.telemetry import metrics as module
@@ -28,8 +28,7 @@ def metrics() -> Metrics:
 def a_fleet(**given: Any) -> FleetFigures:
     """Return figures that are all 3, but for those that are given, and those that are many."""
     many = {"limits": (), "work": {}, "capacity": {}, **given}
-    threes = dict.fromkeys(FleetFigures.model_fields.keys() - many.keys(), 3)
-    return FleetFigures.model_construct(**threes).model_copy(update=many)
+    return FleetFigures.model_validate({**dict.fromkeys(FleetFigures.model_fields, 3), **many})
 
 
 def value(metrics: FleetMetrics, name: str, **labels: str) -> float | None:
