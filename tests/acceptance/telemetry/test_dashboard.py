@@ -1,7 +1,8 @@
 """The dashboard and the alerts, on a real Prometheus that scrapes two real workers."""
 
+import contextlib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from support.deadlines import wait_until
 from support.servers.prometheus import Prometheus, prometheus
-from support.servers.redis_servers import dealt, is_free
+from support.servers.redis_servers import RedisServer, dealt, is_free
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
@@ -20,7 +21,6 @@ from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
 from stepfleet.worker.testing.server import ModelServer
 
-Start = Callable[..., FleetWorker]
 ROOT = Path(__file__).parents[3]
 RULES = ROOT / "deploy" / "alerts.yaml"
 PANELS: list[dict[str, Any]] = orjson.loads(
@@ -66,29 +66,31 @@ def compared(alert: str) -> str:
     return re.sub(r" ([<>]) ", r" \1 bool ", alert)
 
 
-@pytest.fixture
-def scraped(
-    redis_url: str, model: ModelServer, start_worker: Start, tmp_path: Path
-) -> Iterator[Prometheus]:
+@pytest.fixture(scope="module")
+def scraped(servers: tuple[RedisServer, ModelServer], tmp_path_factory: Any) -> Iterator[Any]:
     """A Prometheus over two workers that have done something of everything."""
+    (redis, model), folder = servers, tmp_path_factory.mktemp("fleet")
     model.follow(answers)
     model.fail(Fault("rate_limited"), key="careful 1", turn=1)
     model.fail(Fault("unauthorized"), key="strict", attempt=None)
-    with Fleet(redis_url) as fleet:
+    ports = list(islice((port for port in dealt(PORTS) if is_free(port)), 2))
+    with contextlib.ExitStack() as cleanup:
+        fleet = cleanup.enter_context(Fleet(redis.url))
         fleet.limits.set("openai:scripted", in_flight=1)
         fleet.runs.cancel(fleet.submit(AGENTS["strict"], "its message will be refused"))
-        ports = list(islice((port for port in dealt(PORTS) if is_free(port)), 2))
         for number, port in enumerate(ports):
             env = {"STEPFLEET_AGENTS": str(AGENT), "STEPFLEET_METRICS_PORT": str(port)}
-            start_worker(name=f"w{number}", env=env)
-        with prometheus(tmp_path, RULES, ports) as server:
-            ids = [fleet.submit(AGENTS["careful"], f"careful {n}") for n in range(4)]
-            ids += [fleet.submit(AGENTS["strict"], "strict")]
-            ends = [fleet.runs.wait(one, timeout=LONG).success for one in ids]
-            assert ends == [True] * 4 + [False]
-            for _ in range(2):
-                fleet.run(AGENTS["cached"], "the same", timeout=LONG)
-            yield server
+            worker = FleetWorker(folder, redis.url, model.url, name=f"w{number}", env=env)
+            cleanup.callback(worker.end)
+            worker.start()
+        server = cleanup.enter_context(prometheus(folder, RULES, ports))
+        ids = [fleet.submit(AGENTS["careful"], f"careful {n}") for n in range(4)]
+        ids += [fleet.submit(AGENTS["strict"], "strict")]
+        ends = [fleet.runs.wait(one, timeout=LONG).success for one in ids]
+        assert ends == [True] * 4 + [False]
+        for _ in range(2):
+            fleet.run(AGENTS["cached"], "the same", timeout=LONG)
+        yield server
 
 
 def test_every_query_of_the_dashboard_and_of_the_alerts_finds_what_workers_serve(
@@ -123,8 +125,8 @@ def test_figures_of_the_fleet_are_taken_once_and_those_of_workers_are_added_up(
         return [value for _, value in scraped.query(asked(titles[title][ref]["expr"]))]
 
     wait_until(lambda: value_of("Workers") == [2], within=LONG, what="both workers")
-    assert value_of("Slots", 1) == [100]
-    assert len(value_of("Memory")) == 2
+    wait_until(lambda: value_of("Slots", 1) == [100], within=LONG, what="the slots of both")
+    wait_until(lambda: len(value_of("Memory")) == 2, within=LONG, what="the memory of each")
     ended = 'sum by (agent, status) (stepfleet_runs_total{job="fleet"})'
     expected = {("careful", "completed"): 4, ("cached", "completed"): 2, ("strict", "failed"): 1}
 
@@ -132,3 +134,4 @@ def test_figures_of_the_fleet_are_taken_once_and_those_of_workers_are_added_up(
         return {(one["agent"], one["status"]): value for one, value in scraped.query(ended)}
 
     wait_until(lambda: runs() == expected, within=LONG, what="seven runs, each counted once")
+    wait_until(lambda: value_of("Builds") == [2], within=LONG, what="one build of both")
