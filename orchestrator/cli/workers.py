@@ -155,7 +155,7 @@ class Child:
         self.name = name
         self.log = log
         self._argv = argv
-        self._env = env
+        self.env = env
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -170,7 +170,7 @@ class Child:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._argv,
-                env=dict(self._env),
+                env=dict(self.env),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if answers else descriptor,
                 stderr=descriptor,

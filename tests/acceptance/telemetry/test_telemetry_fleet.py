@@ -12,10 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.deadlines import wait_until
 from support.servers.otlp_collector import CLIENT, Collector, TakenSpan, collector
 from support.servers.redis_servers import dealt, is_free
+from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.version import own_build
+from stepfleet.worker.telemetry import metrics
+from stepfleet.worker.telemetry.instrumentation import METRICS_PORT
 from stepfleet.worker.telemetry.span_plans import run_span_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
@@ -225,6 +229,20 @@ def test_metrics_count_what_was_done(
     wait_until(
         lambda: scraped(port)["stepfleet_loop_lag_seconds_count",] > 0, within=LONG, what="a look"
     )
+
+
+def test_a_worker_serves_metrics_unless_it_is_told_not_to(
+    redis_url: str, commands: CommandLine
+) -> None:
+    """OPS-06, OBS-02: as `stepfleet worker` starts it, without a setting."""
+    commands.start("worker", "--agents", "agents.py", STEPFLEET_REDIS_URL=redis_url)
+    said = re.compile(r"metrics are served at http://127\.0\.0\.1:(\d+)/metrics")
+    found = wait_until(lambda: said.search(commands.said), within=LONG, what="where it serves")
+    assert found
+    port = int(found[1])
+    assert METRICS_PORT <= port < METRICS_PORT + metrics.PORTS
+    told = wait_until(lambda: scraped(port), within=LONG, what="its metrics")
+    assert told["stepfleet_build_info", own_build().commit, own_build().version] == 1
 
 
 def test_a_collector_that_does_not_answer_delays_nothing(
