@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from prometheus_client import start_http_server
 from support.runs.seen_steps import SECOND, a_model_call, a_tool_call, a_verdict, an_attempt
 from support.servers.redis_servers import listener
 
@@ -177,10 +178,12 @@ def test_a_host_that_is_none_of_this_machine_is_tried_once(
 ) -> None:
     """Sixty-four ports of it would be as many look-ups of its name."""
     tried: list[int] = []
-    serve = module.start_http_server
-    monkeypatch.setattr(
-        module, "start_http_server", lambda port, *given: (tried.append(port), serve(port, *given))
-    )
+
+    def serve(port: int, *given: Any) -> Any:
+        tried.append(port)
+        return start_http_server(port, *given)
+
+    monkeypatch.setattr(module, "start_http_server", serve)
     with caplog.at_level(logging.WARNING):
         assert metrics.serve("192.0.2.1", 9464) is None
     assert tried == [9464]
