@@ -156,7 +156,7 @@ class Child:
         self.name = name
         self.log = log
         self._argv = argv
-        self._env = env
+        self.env = env
         self._process: asyncio.subprocess.Process | None = None
 
     @property
@@ -171,7 +171,7 @@ class Child:
         try:
             self._process = await asyncio.create_subprocess_exec(
                 *self._argv,
-                env=dict(self._env),
+                env=dict(self.env),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE if answers else descriptor,
                 stderr=descriptor,
@@ -490,6 +490,8 @@ def supervisor_of(
         )
         argv = watched_argv(WORKER, *celery_arguments(own))
         env = worker_environment(own, settings.store, {**os.environ, **extra})
+        if settings.metrics_port is None:
+            env["STEPFLEET_METRICS_PORT"] = "0"  # no open port in a local fleet, unless asked for
         workers.append(Child(name, argv, env, folder.log(name)))
     return Supervisor(workers, notice, drain=settings.drain, beside=beside)
 

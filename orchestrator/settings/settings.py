@@ -76,10 +76,11 @@ class Settings(BaseSettings):
     (several keys are separated by commas; the first signs) task messages are signed, and workers
     set unsigned ones aside. `log_format` of workers is text, or lines of JSON with the ids of run,
     step, agent and task. `telemetry` makes workers send spans to an OpenTelemetry
-    collector: `auto` does where `OTEL_EXPORTER_OTLP_ENDPOINT` is set. With `metrics_port` they
-    serve metrics at `metrics_host`, each process at the next port that is free. Without
-    `flower_content` Flower shows no texts of models and tools to anybody. `release` is a name that
-    workers report beside their version, such as the tag of an image: a line of free text.
+    collector: `auto` does where `OTEL_EXPORTER_OTLP_ENDPOINT` is set. Workers serve metrics at
+    `metrics_host` and `metrics_port` (0: not at all; None: 9464, where prometheus_client is
+    installed), each process at the next port that is free. Without `flower_content` Flower shows
+    no texts of models and tools to anybody. `release` is a name that workers report beside their
+    version, such as the tag of an image: a line of free text.
     """
 
     model_config = SettingsConfigDict(
@@ -99,7 +100,7 @@ class Settings(BaseSettings):
     transport: Literal["batch", "stock"] = "batch"
     log_format: Literal["text", "json"] = "text"
     telemetry: Literal["auto", "on", "off"] = "auto"
-    metrics_port: int | None = Field(default=None, ge=1, le=65535)
+    metrics_port: int | None = Field(default=None, ge=0, le=65535)
     metrics_host: str = Field(default="127.0.0.1", min_length=1)
     shards: int = Field(default=16, ge=1, le=4096)
     slots: int = Field(default=1000, ge=1, le=100_000)

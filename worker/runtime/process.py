@@ -147,7 +147,7 @@ class WorkerProcess:
             crash=self.crash,
             isolates=self._isolates,
         )
-        telemetry = instrument(self._settings, name or process_name())
+        telemetry = instrument(self._settings, name or process_name(), serves=True)
         patience = 0.0 if self.leases.draining else math.inf
         self._made = Opening(opening, telemetry, patience)
         return self._made

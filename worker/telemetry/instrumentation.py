@@ -1,7 +1,9 @@
 """Composes a worker's telemetry: nothing, spans, metrics, or both, around its collaborators.
 
-Where nothing is wanted, collaborators are returned as they are: the step's path is as if this room
-did not exist, and neither OpenTelemetry nor prometheus_client is imported.
+Workers of a fleet serve metrics where prometheus_client is installed. What else executes steps, in
+a program of the user's or beside a worker, does where a port is asked for. Where nothing is wanted,
+collaborators are returned as they are: the step's path is as if this room did not exist, and
+neither OpenTelemetry nor prometheus_client is imported.
 """
 
 import asyncio
@@ -12,11 +14,11 @@ import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.events.envelope import Events
@@ -47,11 +49,16 @@ from stepfleet.worker.telemetry.span_plans import new_span_id
 from stepfleet.worker.toolbox.box import LocalToolbox
 from stepfleet.worker.toolbox.threads import ToolThreads
 
+if TYPE_CHECKING:
+    from stepfleet.worker.telemetry.metrics import FleetMetrics
+
 log = logging.getLogger(__name__)
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 FIX = "install stepfleet[telemetry]"
+METRICS_PORT = 9464
+"""Where a worker serves metrics if nobody says otherwise: OpenTelemetry's port for Prometheus."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +70,21 @@ class TelemetryConfig:
     host: str = ""
     protocol: str = ""
     explicit: bool = False
+    asked: bool = False
+    """The port is in the settings."""
 
     def __bool__(self) -> bool:
         """Return whether any telemetry is wanted."""
         return self.spans or self.port is not None
 
 
-def telemetry_config(settings: Settings, environment: Mapping[str, str]) -> TelemetryConfig:
-    """Return what settings and environment ask for. By default nothing."""
+def telemetry_config(
+    settings: Settings, environment: Mapping[str, str], *, serves: bool = False
+) -> TelemetryConfig:
+    """Return what settings and environment ask for. By default nothing.
+
+    `serves`: a process of a fleet, which serves metrics if the settings do not say otherwise.
+    """
     if settings.telemetry == "off":
         return TelemetryConfig()
     variables = {
@@ -80,15 +94,16 @@ def telemetry_config(settings: Settings, environment: Mapping[str, str]) -> Tele
         variables.get("OTEL_SDK_DISABLED", "").lower() == "true"
         or variables.get("OTEL_TRACES_EXPORTER") == "none"
     )
-    explicit = settings.telemetry == "on"
+    explicit, given = settings.telemetry == "on", settings.metrics_port
     spans = explicit or any(variables.get(name) for name in ENDPOINTS)
     protocol = next((variables[name] for name in PROTOCOLS if variables.get(name)), "")
     return TelemetryConfig(
         spans=spans and not disabled,
-        port=settings.metrics_port,
+        port=(METRICS_PORT if serves else None) if given is None else given or None,
         host=settings.metrics_host,
         protocol=protocol,
         explicit=explicit,
+        asked=bool(given),
     )
 
 
@@ -99,13 +114,16 @@ def available(config: TelemetryConfig) -> TelemetryConfig:
     OpenTelemetry's variables, which may be meant for others in the same environment, a warning.
     """
     if config.port is not None and not _is_installed("prometheus_client"):
-        raise ConfigurationError(f"metrics_port is set, and prometheus_client is missing: {FIX}")
+        if config.asked:
+            msg = f"metrics_port is set, and prometheus_client is missing: {FIX}"
+            raise ConfigurationError(msg)
+        config = replace(config, port=None)
     reason = _why_not(config) if config.spans else ""
     if reason and config.explicit:
         raise ConfigurationError(f"telemetry is on, and {reason}")
     if reason:
         log.warning("no spans are sent: %s, or set STEPFLEET_TELEMETRY=off", reason)
-        return TelemetryConfig(port=config.port, host=config.host)
+        return replace(config, spans=False)
     return config
 
 
@@ -305,7 +323,7 @@ class ExportQueue:
 
 
 FLEET_SECONDS = 10.0
-"""How often a worker with metrics reads the figures of the fleet, and how long that may take."""
+"""How often a process with metrics reads the fleet's figures, and how long that may take."""
 PROBE_SECONDS = 0.5
 LAST_SECONDS = 2.0
 """How long an ending worker waits for a collector to take what is left."""
@@ -371,7 +389,7 @@ class Instrumentation:
             return []
         metrics.gauge("stepfleet_steps_in_flight", "Steps that are held", steps)
         metrics.gauge("stepfleet_tool_tasks_in_flight", "Tool tasks that are held", calls)
-        metrics.gauge(
+        metrics.count(
             "stepfleet_telemetry_dropped", "Attempts that were not exported", lambda: queue.dropped
         )
         return [measure_loop_lag(metrics.observe_lag), read_fleet(fleet, metrics.show_fleet)]
@@ -401,22 +419,41 @@ class Instrumentation:
 
 
 def instrument(
-    settings: Settings, worker: str, environment: Mapping[str, str] | None = None
+    settings: Settings,
+    worker: str,
+    environment: Mapping[str, str] | None = None,
+    *,
+    serves: bool = False,
 ) -> Instrumentation:
-    """Return the instrumentation that the settings ask for.
+    """Return the instrumentation that the settings ask for; `serves` as in `telemetry_config`.
 
     Raises `ConfigurationError` where what they ask for is not installed.
     """
     variables = os.environ if environment is None else environment
-    return Instrumentation(available(telemetry_config(settings, variables)), worker)
+    wanted = telemetry_config(settings, variables, serves=serves)
+    return Instrumentation(available(wanted), worker)
+
+
+def fleet_metrics(settings: Settings) -> "FleetMetrics | None":
+    """Return the metrics of a process of the fleet without steps; None where they are not wanted.
+
+    Served by nobody yet: `FleetMetrics.serve`, or `page` for a server that is there. `read_fleet`
+    keeps them up to date. Raises as `instrument` does.
+    """
+    config = available(replace(telemetry_config(settings, os.environ, serves=True), spans=False))
+    if config.port is None:
+        return None
+    from stepfleet.worker.telemetry.metrics import FleetMetrics  # noqa: PLC0415 - only if wanted
+
+    return FleetMetrics()
 
 
 def import_exporters(settings: Settings) -> None:
-    """Import what is wanted, before the event loop runs and children are forked.
+    """Import what a worker of the fleet wants, before its loop runs and children are forked.
 
     Raises `ConfigurationError` where it is not installed.
     """
-    config = available(telemetry_config(settings, os.environ))
+    config = available(telemetry_config(settings, os.environ, serves=True))
     if config.spans:
         import_module("stepfleet.worker.telemetry.spans")
     if config.port is not None:

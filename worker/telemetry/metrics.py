@@ -1,16 +1,19 @@
-"""Metrics for Prometheus, served over HTTP by each worker process.
+"""Metrics for Prometheus, served over HTTP by each worker process, and by keepers.
 
 The only module that imports prometheus_client; imported where metrics are wanted. Labels have few
 values: names of agents, models and tools, codes; never runs, and never what a model made up.
 """
 
+import errno
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from threading import Thread
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import (
+    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     Counter,
     Gauge,
@@ -21,12 +24,15 @@ from prometheus_client import (
     generate_latest,
     start_http_server,
 )
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
 
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
 from stepfleet.orchestrator.records.errors import cause_of
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.fleet.figures import FleetFigures
+from stepfleet.orchestrator.version import own_build
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,
     ModelCallObservation,
@@ -44,7 +50,6 @@ PORTS = 64
 SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 15, 30, 60, 120)
 WAITS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600, 14400)
 LAG = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2, 5)
-NEVER_RAN = frozenset({"VALIDATION_ERROR", "INVALID_FUNCTION_CALL"})
 NOT_FOUND = "TOOL_NOT_FOUND"
 
 
@@ -66,7 +71,14 @@ FLEET = {
     ),
     "refuses": ("store_refuses", "What keeps all workers from their work: memory, disk, broker"),
 }
-"""The gauges of the fleet's figures: the same on every worker."""
+"""The gauges of the fleet's figures: the same on every process that serves them."""
+
+
+QUEUES = {
+    "work": "Steps and tool calls that workers of a queue could do now, or do",
+    "capacity": "Slots of the living workers of a queue",
+}
+"""The gauges of each queue: the same on every process that serves them."""
 
 
 LIMITS = {
@@ -74,62 +86,34 @@ LIMITS = {
     "in_flight": "Calls under way under a limit of the fleet",
     "cool_seconds": "Seconds for which nobody calls under a limit, after a 429",
 }
-"""The gauges of each limit that is set: the same on every worker."""
+"""The gauges of each limit that is set: the same on every process that serves them."""
 
 
-class Metrics:
-    """The metrics of one worker process, in a registry of their own."""
+class FleetMetrics:
+    """The metrics of a process that does no steps, in a registry of their own.
+
+    They are the figures of the whole fleet, and how this process fares.
+    """
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self.registry)
-        self._gauges: dict[str, Gauge] = {}
         self._served: tuple[WSGIServer, Thread] | None = None
-        self._runs = self._counter(
-            "agent_runs", "Runs that ended here", "agent", "status", "stop_reason"
-        )
-        self._steps = self._counter("stepfleet_steps", "Commits of steps", "agent", "move")
-        self._refused = self._counter("stepfleet_claims_refused", "Messages without work", "why")
-        self._latency = self._seconds("llm_latency", "Seconds of answered model calls", "model")
-        self._errors = self._counter("llm_errors", "Model calls that failed", "model", "type")
-        self._tokens = self._counter("llm_tokens", "Tokens of model calls", "model", "kind")
-        self._cost = self._counter("stepfleet_cost_usd", "USD that committed steps took", "agent")
-        self._cached = self._counter(
-            "stepfleet_cached_calls", "Committed steps that the response cache answered", "agent"
-        )
-        self._tools = self._counter("tool_executions", "Tool calls made", "tool", "status")
-        self._took = self._seconds("stepfleet_tool_seconds", "Seconds of tool calls", "tool")
-        self._not_found = self._counter("tool_not_found_errors", "Calls of unknown tools")
-        self._not_executable = self._counter(
-            "tool_not_executable_errors", "Calls that could not be read or checked", "tool"
-        )
-        self._failed = self._counter(
-            "tool_execution_errors", "Calls whose tool failed or took too long", "tool", "code"
-        )
-        self._failures = self._counter(
-            "stepfleet_failures",
-            "Failed attempts at steps, and runs that ended at a limit, by cause",
-            *("kind", "code", "tool", "model"),
-        )
-        self._store_up = Gauge(
-            "stepfleet_store_up", "Whether this worker reads its Redis", registry=self.registry
-        )
+        build = self._gauge("stepfleet_build_info", "What is installed here", "version", "commit")
+        build.labels(own_build().version, own_build().commit).set(1)
+        self._store_up = self._gauge("stepfleet_store_up", "Whether this process reads its Redis")
         self._fleet = {
-            field: Gauge(f"stepfleet_{name}", text, registry=self.registry)
-            for field, (name, text) in FLEET.items()
+            field: self._gauge(f"stepfleet_{name}", text) for field, (name, text) in FLEET.items()
+        }
+        self._queues = {
+            field: _Gauges(self._gauge(f"stepfleet_{field}", text, "queue"))
+            for field, text in QUEUES.items()
         }
         self._limits = {
-            field: Gauge(f"stepfleet_limit_{field}", text, ["limit"], registry=self.registry)
+            field: _Gauges(self._gauge(f"stepfleet_limit_{field}", text, "limit"))
             for field, text in LIMITS.items()
         }
-        self._waited = Histogram(
-            "stepfleet_limit_wait_seconds",
-            "Waits of steps for limits of the fleet, before their calls",
-            ["model"],
-            buckets=WAITS,
-            registry=self.registry,
-        )
         self._rescued = self._counter("stepfleet_rescued", "Overdue runs dispatched again")
         self._lag = Histogram(
             "stepfleet_loop_lag_seconds",
@@ -138,33 +122,17 @@ class Metrics:
             registry=self.registry,
         )
 
-    def export(self, observed: Observation) -> None:
-        """Count an observation. Belongs to one thread."""
-        match observed:
-            case StepObservation():
-                self._count_step(observed)
-                self._count_calls(observed.calls)
-            case ToolTaskObservation():
-                self._count_calls(observed.calls)
-            case RefusalObservation():
-                self._refused.labels(observed.why.value).inc()
-
-    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """Show what `value` returns, at each scrape."""
-        if name not in self._gauges:
-            self._gauges[name] = Gauge(name, text, registry=self.registry)
-        self._gauges[name].set_function(value)
-
     def show_fleet(self, figures: FleetFigures | None) -> None:
         """Show the figures of the fleet; None where they could not be read."""
         self._store_up.set(figures is not None)
         for name, gauge in self._fleet.items():
             value = getattr(figures, name, None)
             gauge.set(math.nan if value is None else value)
-        for name, gauge in self._limits.items():
-            gauge.clear()
-            for one in figures.limits if figures else ():
-                gauge.labels(one.name).set(getattr(one, name))
+        for name, gauges in self._queues.items():
+            gauges.show(getattr(figures, name) if figures else {})
+        limits = figures.limits if figures else ()
+        for name, gauges in self._limits.items():
+            gauges.show({one.name: getattr(one, name) for one in limits})
 
     def text(self) -> bytes:
         """Return all of them as Prometheus reads them."""
@@ -178,10 +146,14 @@ class Metrics:
         """Observe how late the event loop was."""
         self._lag.observe(seconds)
 
+    def page(self) -> tuple[str, bytes]:
+        """Return the type and the content of a page of them, for a server that is there anyway."""
+        return CONTENT_TYPE_LATEST, generate_latest(self.registry)
+
     def serve(self, host: str, port: int) -> int | None:
         """Serve them at `port`, or at the next one that is free; return which.
 
-        Where none is, the worker goes on without metrics and logs an error.
+        Where none is, the process goes on without metrics and logs a warning.
         """
         reason = ""
         for one in range(port, min(port + PORTS, 2**16)):
@@ -189,10 +161,12 @@ class Metrics:
                 self._served = start_http_server(one, host, self.registry)
             except OSError as error:
                 reason = str(error)
+                if error.errno != errno.EADDRINUSE:  # nor would another port help
+                    break
                 continue
             log.info("metrics are served at http://%s:%d/metrics", host, one)
             return one
-        log.error(
+        log.warning(
             "metrics are not served: no port is free at %s from %d on (%s); set metrics_port or"
             " metrics_host",
             *(host, port, reason),
@@ -208,24 +182,130 @@ class Metrics:
             thread.join()
             self._served = None
 
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
+
+
+class _Gauges:
+    """A gauge with one label, whose values are replaced all together."""
+
+    def __init__(self, gauge: Gauge) -> None:
+        self._gauge = gauge
+        self._shown: set[str] = set()
+
+    def show(self, values: Mapping[str, float]) -> None:
+        """Show `values`, and no others; one that stays is never away, whenever it is scraped."""
+        for name in self._shown - values.keys():
+            self._gauge.remove(name)
+        for name, value in values.items():
+            self._gauge.labels(name).set(value)
+        self._shown = set(values)
+
+
+class _Read(Collector):
+    """A counter that is read at each scrape."""
+
+    value: Callable[[], float] = float
+
+    def __init__(self, name: str, text: str) -> None:
+        self._given = name, text
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the counter with its value of now."""
+        yield CounterMetricFamily(*self._given, value=self.value())
+
+
+class Metrics(FleetMetrics):
+    """The metrics of one worker process: also what it did. Children of labels are kept by value.
+
+    To find them through prometheus_client costs three times as much as to count.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: dict[str, Gauge] = {}
+        self._read: dict[str, _Read] = {}
+        self._runs = self._counted(
+            "stepfleet_runs", "Runs that ended here", "agent", "status", "stop_reason"
+        )
+        self._steps = self._counted("stepfleet_steps", "Commits of steps", "agent", "move")
+        self._refused = self._counted("stepfleet_claims_refused", "Messages without work", "why")
+        self._latency = self._seconds(
+            "stepfleet_model_seconds", "Seconds of answered model calls", SECONDS, "model"
+        )
+        self._errors = self._counted(
+            "stepfleet_model_errors", "Model calls that failed", "model", "type"
+        )
+        self._tokens = self._counted(
+            "stepfleet_model_tokens", "Tokens of model calls", "model", "kind"
+        )
+        self._cost = self._counted("stepfleet_cost_usd", "USD that committed steps took", "agent")
+        self._cached = self._counted(
+            "stepfleet_cached_calls", "Committed steps that the response cache answered", "agent"
+        )
+        self._tools = self._counted("stepfleet_tool_calls", "Tool calls made", "tool", "status")
+        self._took = self._seconds(
+            "stepfleet_tool_seconds", "Seconds of tool calls", SECONDS, "tool"
+        )
+        self._tool_errors = self._counted(
+            "stepfleet_tool_errors", "Tool calls that failed, by code", "tool", "code"
+        )
+        self._failures = self._counted(
+            "stepfleet_failures",
+            "Failed attempts at steps, and runs that ended at a limit, by cause",
+            *("kind", "code", "tool", "model"),
+        )
+        self._waited = self._seconds(
+            "stepfleet_limit_wait_seconds",
+            "Waits of steps for limits of the fleet, before their calls",
+            *(WAITS, "model"),
+        )
+
+    def export(self, observed: Observation) -> None:
+        """Count an observation. Belongs to one thread."""
+        match observed:
+            case StepObservation():
+                self._count_step(observed)
+                self._count_calls(observed.calls)
+            case ToolTaskObservation():
+                self._count_calls(observed.calls)
+            case RefusalObservation():
+                self._refused(observed.why.value).inc()
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Show what `value` returns, at each scrape."""
+        if name not in self._held:
+            self._held[name] = self._gauge(name, text)
+        self._held[name].set_function(value)
+
+    def count(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """Show the count that `value` returns, at each scrape."""
+        if name not in self._read:
+            self._read[name] = _Read(name, text)
+            self.registry.register(self._read[name])
+        self._read[name].value = value
+
     def _count_step(self, observed: StepObservation) -> None:
         agent, verdict = observed.claim.config.name, observed.verdict
         if not observed.applied:
-            self._steps.labels(agent, "dropped").inc()
+            self._steps(agent, "dropped").inc()
             return
-        self._steps.labels(agent, verdict.move.value).inc()
+        self._steps(agent, verdict.move.value).inc()
         if cause := _cause(verdict, observed.claim.config.model):
-            self._failures.labels(*cause).inc()
+            self._failures(*cause).inc()
         if verdict.logged:
-            self._cost.labels(agent).inc(verdict.logged.result.cost_usd)
+            self._cost(agent).inc(verdict.logged.result.cost_usd)
             if verdict.logged.result.waited_seconds:
                 model = observed.claim.config.model
-                self._waited.labels(model).observe(verdict.logged.result.waited_seconds)
+                self._waited(model).observe(verdict.logged.result.waited_seconds)
             if verdict.logged.result.cached:
-                self._cached.labels(agent).inc()
+                self._cached(agent).inc()
         if verdict.move is Move.FINISH and verdict.stop_reason:
             status = end_state(verdict.stop_reason).value
-            self._runs.labels(agent, status, verdict.stop_reason.value).inc()
+            self._runs(agent, status, verdict.stop_reason.value).inc()
 
     def _count_calls(self, calls: tuple[ModelCallObservation | ToolCallObservation, ...]) -> None:
         for call in calls:
@@ -237,32 +317,31 @@ class Metrics:
     def _count_model_call(self, call: ModelCallObservation) -> None:
         model = call.request.model
         if call.response:
-            self._latency.labels(model).observe((call.ended - call.began) / 1e9)
+            self._latency(model).observe((call.ended - call.began) / 1e9)
             if usage := call.response.usage:
-                self._tokens.labels(model, "input").inc(usage.prompt_tokens)
-                self._tokens.labels(model, "output").inc(usage.completion_tokens)
+                self._tokens(model, "input").inc(usage.prompt_tokens)
+                self._tokens(model, "output").inc(usage.completion_tokens)
         elif call.code != CANCELLED:
-            self._errors.labels(model, call.kind).inc()
+            self._errors(model, call.kind).inc()
 
     def _count_tool_call(self, call: ToolCallObservation) -> None:
         tool = call.name or "unknown"
         if call.code == CANCELLED:
-            self._tools.labels(tool, "cancelled").inc()
+            self._tools(tool, "cancelled").inc()
             return
-        self._tools.labels(tool, "error" if call.code else "success").inc()
-        self._took.labels(tool).observe((call.ended - call.began) / 1e9)
-        if call.code == NOT_FOUND:
-            self._not_found.inc()
-        elif call.code in NEVER_RAN:
-            self._not_executable.labels(tool).inc()
-        elif call.code:
-            self._failed.labels(tool, call.code).inc()
+        self._tools(tool, "error" if call.code else "success").inc()
+        self._took(tool).observe((call.ended - call.began) / 1e9)
+        if call.code:
+            self._tool_errors(tool, call.code).inc()
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+    def _counted(self, name: str, text: str, *labels: str) -> Callable[..., Counter]:
+        return cache(self._counter(name, text, *labels).labels)
 
-    def _seconds(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(name, text, labels, buckets=SECONDS, registry=self.registry)
+    def _seconds(
+        self, name: str, text: str, buckets: Sequence[float], *labels: str
+    ) -> Callable[..., Histogram]:
+        made = Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+        return cache(made.labels)
 
 
 def _cause(verdict: Verdict, model: str) -> tuple[str, str, str, str] | None:

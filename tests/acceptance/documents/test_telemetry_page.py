@@ -72,9 +72,12 @@ def test_the_page_names_every_metric() -> None:
     metrics = Metrics()
     metrics.gauge("stepfleet_steps_in_flight", "", float)
     metrics.gauge("stepfleet_tool_tasks_in_flight", "", float)
-    metrics.gauge("stepfleet_telemetry_dropped", "", float)
-    made = {family.name for family in metrics.registry.collect()}
+    metrics.count("stepfleet_telemetry_dropped", "", float)
+    made = {
+        f"{family.name}_total" if family.type == "counter" else family.name
+        for family in metrics.registry.collect()
+    }
     own = {name for name in made if not name.startswith(("process_", "python_"))}
     table = PAGE.partition("| metric |")[2].partition("\n\n")[0]
     assert set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE)) == own
-    assert f"of {PORTS}," in PAGE
+    assert f"out of {PORTS}," in PAGE

@@ -12,10 +12,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from support.deadlines import wait_until
 from support.servers.otlp_collector import CLIENT, Collector, TakenSpan, collector
 from support.servers.redis_servers import dealt, is_free
+from support.workers.command_line import CommandLine
 from support.workers.fleet_workers import FleetWorker
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.agents.loader import load_agents
+from stepfleet.orchestrator.version import own_build
+from stepfleet.worker.telemetry import metrics
+from stepfleet.worker.telemetry.instrumentation import METRICS_PORT
 from stepfleet.worker.telemetry.span_plans import run_span_id
 from stepfleet.worker.testing.openai.requests import RequestRecord
 from stepfleet.worker.testing.scenario import Fault, Reply, ToolCallReply
@@ -205,26 +209,40 @@ def test_metrics_count_what_was_done(
     port = served_port(start_worker(options=options, env=env))
     with Fleet(redis_url) as fleet:
         assert fleet.run(AGENTS["clerk"], "how many lamps", timeout=LONG)
-    ended = ("agent_runs_total", "clerk", "completed", "completed")
+    ended = ("stepfleet_runs_total", "clerk", "completed", "completed")
     wait_until(lambda: scraped(port).get(ended) == 1, within=LONG, what="the run is counted")
     in_flight = ("stepfleet_steps_in_flight",)
     wait_until(lambda: scraped(port)[in_flight] == 0, within=LONG, what="the step has ended")
     told = scraped(port)
-    assert told["llm_latency_count", "openai:scripted"] == 2
-    assert told["llm_latency_sum", "openai:scripted"] > 0
-    assert told["llm_errors_total", "openai:scripted", "model"] == 1
-    assert told["tool_executions_total", "success", "stock"] == 1
-    assert told["tool_executions_total", "error", "broken"] == 1
-    assert told["tool_executions_total", "error", "unknown"] == 1
-    assert told["tool_not_found_errors_total",] == 1
-    assert told["tool_execution_errors_total", "TOOL_EXECUTION_ERROR", "broken"] == 1
+    assert told["stepfleet_model_seconds_count", "openai:scripted"] == 2
+    assert told["stepfleet_model_seconds_sum", "openai:scripted"] > 0
+    assert told["stepfleet_model_errors_total", "openai:scripted", "model"] == 1
+    assert told["stepfleet_tool_calls_total", "success", "stock"] == 1
+    assert told["stepfleet_tool_calls_total", "error", "broken"] == 1
+    assert told["stepfleet_tool_calls_total", "error", "unknown"] == 1
+    assert told["stepfleet_tool_errors_total", "TOOL_NOT_FOUND", "unknown"] == 1
+    assert told["stepfleet_tool_errors_total", "TOOL_EXECUTION_ERROR", "broken"] == 1
     assert told["stepfleet_steps_total", "clerk", "retry"] == 1
     assert told["stepfleet_rescued_total",] >= 1
-    assert told["stepfleet_telemetry_dropped",] == 0
+    assert told["stepfleet_telemetry_dropped_total",] == 0
     assert told["stepfleet_store_up",] == 1
     wait_until(
         lambda: scraped(port)["stepfleet_loop_lag_seconds_count",] > 0, within=LONG, what="a look"
     )
+
+
+def test_a_worker_serves_metrics_unless_it_is_told_not_to(
+    redis_url: str, commands: CommandLine
+) -> None:
+    """OPS-06, OBS-02: as `stepfleet worker` starts it, without a setting."""
+    commands.start("worker", "--agents", "agents.py", STEPFLEET_REDIS_URL=redis_url)
+    said = re.compile(r"metrics are served at http://127\.0\.0\.1:(\d+)/metrics")
+    found = wait_until(lambda: said.search(commands.said), within=LONG, what="where it serves")
+    assert found
+    port = int(found[1])
+    assert METRICS_PORT <= port < METRICS_PORT + metrics.PORTS
+    told = wait_until(lambda: scraped(port), within=LONG, what="its metrics")
+    assert told["stepfleet_build_info", own_build().commit, own_build().version] == 1
 
 
 def test_a_collector_that_does_not_answer_delays_nothing(

@@ -19,6 +19,7 @@ QUICK = {
     "STEPFLEET_RESCUE_INTERVAL": "0.3",
     "STEPFLEET_SLOTS": "50",
     "STEPFLEET_DRAIN": "2",
+    "STEPFLEET_METRICS_PORT": "0",  # hundreds of workers: those alone whose test reads them
 }
 
 

@@ -1,17 +1,22 @@
 import sys
+from pathlib import Path
 
 import pytest
 
 from stepfleet.orchestrator import ConfigurationError
+from stepfleet.orchestrator.cli.fleet import DataFolder
 from stepfleet.orchestrator.cli.workers import (
+    FleetPlan,
     WorkerOptions,
     celery_arguments,
     checked_autoscale,
     simulated_environment,
+    supervisor_of,
     watched_argv,
     worker_argv,
     worker_environment,
 )
+from stepfleet.orchestrator.settings.settings import load_settings
 
 SECRET_URL = "redis://:secret@127.0.0.1:6379/0"
 
@@ -73,3 +78,17 @@ def test_autoscale_is_passed_on_as_celery_takes_it() -> None:
 def test_an_autoscale_that_is_none_is_refused(given: str) -> None:
     with pytest.raises(ConfigurationError, match="--autoscale"):
         checked_autoscale(given)
+
+
+@pytest.mark.parametrize(("settings", "port"), [({}, "0"), ({"metrics_port": 9500}, None)])
+def test_workers_of_a_local_fleet_open_no_port_unless_one_is_asked_for(
+    settings: dict[str, int], port: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-06: `run`, `up` and `ask` start them."""
+    monkeypatch.delenv("STEPFLEET_METRICS_PORT", raising=False)
+    agents = tmp_path / "one_agent.py"
+    agents.write_text("from stepfleet import Agent\na = Agent('a', model='openai:m')\n")
+    plan = FleetPlan(str(agents), workers=1)
+    given = load_settings(redis_url="redis://127.0.0.1:1/0", **settings)
+    made = supervisor_of(plan, given, DataFolder(tmp_path), {}, print)
+    assert [one.env.get("STEPFLEET_METRICS_PORT") for one in made.workers] == [port]

@@ -18,9 +18,17 @@ def asked(environment: dict[str, str] | None = None, **settings: object) -> Tele
     return telemetry_config(Settings(**settings), environment or {})  # type: ignore[arg-type]
 
 
-def test_nothing_is_wanted_by_default() -> None:
-    """OBS-01, OBS-02"""
+def served(**settings: object) -> TelemetryConfig:
+    """Return what a worker of a fleet makes."""
+    return telemetry_config(Settings(**settings), {}, serves=True)  # type: ignore[arg-type]
+
+
+def test_a_fleets_workers_serve_metrics_by_default_and_nothing_else_is_wanted() -> None:
+    """OBS-01, OBS-02, OPS-06: no port is opened in a program that executes steps itself."""
     assert not asked()
+    assert served() == TelemetryConfig(port=9464, host="127.0.0.1")
+    assert not served(metrics_port=0)
+    assert not served(telemetry="off")
 
 
 @pytest.mark.parametrize(
@@ -42,7 +50,8 @@ def test_a_setting_asks_for_spans_without_an_endpoint() -> None:
 
 def test_a_port_asks_for_metrics_on_loopback() -> None:
     """OBS-02"""
-    assert asked(metrics_port=9464) == TelemetryConfig(port=9464, host="127.0.0.1")
+    assert asked(metrics_port=9500) == TelemetryConfig(port=9500, host="127.0.0.1", asked=True)
+    assert served(metrics_port=9500) == asked(metrics_port=9500)
     assert asked(metrics_port=9464, metrics_host="0.0.0.0").host == "0.0.0.0"  # noqa: S104
     assert not asked(metrics_port=9464, telemetry="off")
 
@@ -50,6 +59,8 @@ def test_a_port_asks_for_metrics_on_loopback() -> None:
 def test_a_port_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigurationError, match="'metrics_port'"):
         load_settings(metrics_port=70000)
+    with pytest.raises(ConfigurationError, match="'metrics_port'"):
+        load_settings(metrics_port=-1)
 
 
 def test_a_missing_library_is_an_error_where_we_were_asked_and_a_warning_else(
@@ -62,6 +73,7 @@ def test_a_missing_library_is_an_error_where_we_were_asked_and_a_warning_else(
         available(asked(telemetry="on"))
     with caplog.at_level(logging.WARNING):
         assert not available(asked(ENDPOINT))
+        assert not available(served())
     assert "no spans are sent" in caplog.text
 
 
@@ -73,7 +85,7 @@ def test_a_protocol_that_workers_do_not_speak_is_named_with_the_fix(
         available(asked(grpc, telemetry="on"))
     with caplog.at_level(logging.WARNING):
         assert available(asked(grpc, metrics_port=9464)) == TelemetryConfig(
-            port=9464, host="127.0.0.1"
+            port=9464, host="127.0.0.1", asked=True, protocol="grpc"
         )
     assert "http/protobuf" in caplog.text
     own = {**grpc, "OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
@@ -87,7 +99,7 @@ from stepfleet.worker.runtime.worker import Worker
 from stepfleet.worker.telemetry.instrumentation import import_exporters, instrument
 from stepfleet.worker.toolbox.threads import ToolThreads
 
-settings = Settings(redis_url="redis://127.0.0.1:1/0")
+settings = Settings(redis_url="redis://127.0.0.1:1/0", metrics_port=0)
 import_exporters(settings)
 around = instrument(settings, "w", {})
 assert around.observers() == ()

@@ -3,8 +3,10 @@
 import errno
 import logging
 import math
+from typing import Any
 
 import pytest
+from prometheus_client import start_http_server
 from support.runs.seen_steps import SECOND, a_model_call, a_tool_call, a_verdict, an_attempt
 from support.servers.redis_servers import listener
 
@@ -13,8 +15,9 @@ from stepfleet.orchestrator.protocol.claim import Refused
 from stepfleet.orchestrator.protocol.verdict import Move
 from stepfleet.orchestrator.store.fleet.figures import FleetFigures
 from stepfleet.orchestrator.store.limits import LimitState
+from stepfleet.orchestrator.version import own_build
 from stepfleet.worker.telemetry import metrics as module
-from stepfleet.worker.telemetry.metrics import Metrics
+from stepfleet.worker.telemetry.metrics import FleetMetrics, Metrics
 from stepfleet.worker.telemetry.observations import CANCELLED, RefusalObservation
 
 
@@ -23,7 +26,13 @@ def metrics() -> Metrics:
     return Metrics()
 
 
-def value(metrics: Metrics, name: str, **labels: str) -> float | None:
+def a_fleet(**given: Any) -> FleetFigures:
+    """Return figures that are all 3, but for those that are given, and those that are many."""
+    many = {"limits": (), "work": {}, "capacity": {}, **given}
+    return FleetFigures.model_validate({**dict.fromkeys(FleetFigures.model_fields, 3), **many})
+
+
+def value(metrics: FleetMetrics, name: str, **labels: str) -> float | None:
     return metrics.registry.get_sample_value(name, labels)
 
 
@@ -33,7 +42,7 @@ def test_runs_are_counted_by_agent_and_end(metrics: Metrics) -> None:
     metrics.export(an_attempt(ended))
     metrics.export(an_attempt(ended, applied=False))
     labels = {"agent": "clerk", "status": "stopped", "stop_reason": "steps_limit"}
-    assert value(metrics, "agent_runs_total", **labels) == 1
+    assert value(metrics, "stepfleet_runs_total", **labels) == 1
     assert value(metrics, "stepfleet_steps_total", agent="clerk", move="finish") == 1
     assert value(metrics, "stepfleet_steps_total", agent="clerk", move="dropped") == 1
     assert value(metrics, "stepfleet_cost_usd_total", agent="clerk") == 0.5
@@ -66,15 +75,17 @@ def test_failures_are_counted_by_cause_and_never_by_text(metrics: Metrics) -> No
 
 def test_the_fleets_figures_are_unknown_while_the_store_is_away(metrics: Metrics) -> None:
     limit = LimitState(name="openai:m", waiting=3, in_flight=2)
-    given = {**dict.fromkeys(FleetFigures.model_fields, 3), "limits": (limit,), "work": {}}
-    given["capacity"] = {}
-    metrics.show_fleet(FleetFigures.model_validate({**given, "queue_length": None}))
+    metrics.show_fleet(a_fleet(limits=(limit,), queue_length=None))
     assert value(metrics, "stepfleet_workers") == value(metrics, "stepfleet_overdue_runs") == 3
     assert math.isnan(value(metrics, "stepfleet_queue_length") or 0)
     assert value(metrics, "stepfleet_store_up") == 1
     assert value(metrics, "stepfleet_limit_in_flight", limit="openai:m") == 2
-    metrics.show_fleet(None)
+    other = LimitState(name="tenant:t", in_flight=1)
+    metrics.show_fleet(a_fleet(limits=(other,)))
     assert value(metrics, "stepfleet_limit_in_flight", limit="openai:m") is None
+    assert value(metrics, "stepfleet_limit_in_flight", limit="tenant:t") == 1
+    metrics.show_fleet(None)
+    assert value(metrics, "stepfleet_limit_in_flight", limit="tenant:t") is None
     assert math.isnan(value(metrics, "stepfleet_workers") or 0)
     assert value(metrics, "stepfleet_store_up") == 0
 
@@ -84,51 +95,36 @@ def test_model_calls_are_timed_and_their_failures_counted_by_type(metrics: Metri
     failed = a_model_call(response=None, code="RATE_LIMIT_ERROR", kind="rate_limit")
     broken_off = a_model_call(response=None, code=CANCELLED, kind=CANCELLED)
     metrics.export(an_attempt(a_verdict(), a_model_call(), failed, broken_off))
-    assert value(metrics, "llm_latency_sum", model="openai:gpt") == 1
-    assert value(metrics, "llm_latency_count", model="openai:gpt") == 1
-    assert value(metrics, "llm_errors_total", model="openai:gpt", type="rate_limit") == 1
-    assert value(metrics, "llm_errors_total", model="openai:gpt", type=CANCELLED) is None
-    assert value(metrics, "llm_tokens_total", model="openai:gpt", kind="input") == 7
+    refused, ended = ({"model": "openai:gpt", "type": one} for one in ("rate_limit", CANCELLED))
+    assert value(metrics, "stepfleet_model_seconds_sum", model="openai:gpt") == 1
+    assert value(metrics, "stepfleet_model_seconds_count", model="openai:gpt") == 1
+    assert value(metrics, "stepfleet_model_errors_total", **refused) == 1
+    assert value(metrics, "stepfleet_model_errors_total", **ended) is None
+    assert value(metrics, "stepfleet_model_tokens_total", model="openai:gpt", kind="input") == 7
 
 
 @pytest.mark.parametrize(
-    ("name", "code", "counter", "labels"),
+    ("name", "code"),
     [
-        ("", "TOOL_NOT_FOUND", "tool_not_found_errors", {}),
-        ("add", "VALIDATION_ERROR", "tool_not_executable_errors", {"tool": "add"}),
-        ("add", "INVALID_FUNCTION_CALL", "tool_not_executable_errors", {"tool": "add"}),
-        (
-            "add",
-            "TIMEOUT_ERROR",
-            "tool_execution_errors",
-            {"tool": "add", "code": "TIMEOUT_ERROR"},
-        ),
+        ("", "TOOL_NOT_FOUND"),
+        ("add", "VALIDATION_ERROR"),
+        ("add", "INVALID_FUNCTION_CALL"),
+        ("add", "TIMEOUT_ERROR"),
     ],
 )
-def test_a_tools_failure_is_counted_as_what_it_is(
-    metrics: Metrics, name: str, code: str, counter: str, labels: dict[str, str]
-) -> None:
+def test_a_tools_failure_is_counted_by_its_code(metrics: Metrics, name: str, code: str) -> None:
     """OBS-02: a name that the model made up is no label."""
     metrics.export(an_attempt(a_verdict(), a_tool_call(name=name, code=code)))
     tool = name or "unknown"
-    assert value(metrics, "tool_executions_total", tool=tool, status="error") == 1
-    assert value(metrics, f"{counter}_total", **labels) == 1
-    counted = ("tool_not_found_errors", "tool_not_executable_errors", "tool_execution_errors")
-    found = [
-        sample.name
-        for family in metrics.registry.collect()
-        if family.name in counted
-        for sample in family.samples
-        if sample.name.endswith("_total") and sample.value
-    ]
-    assert found == [f"{counter}_total"]
+    assert value(metrics, "stepfleet_tool_calls_total", tool=tool, status="error") == 1
+    assert value(metrics, "stepfleet_tool_errors_total", tool=tool, code=code) == 1
 
 
 def test_tools_that_ran_and_that_were_broken_off_are_counted(metrics: Metrics) -> None:
     """OBS-02"""
     metrics.export(an_attempt(a_verdict(), a_tool_call(), a_tool_call(code=CANCELLED)))
-    assert value(metrics, "tool_executions_total", tool="add", status="success") == 1
-    assert value(metrics, "tool_executions_total", tool="add", status="cancelled") == 1
+    assert value(metrics, "stepfleet_tool_calls_total", tool="add", status="success") == 1
+    assert value(metrics, "stepfleet_tool_calls_total", tool="add", status="cancelled") == 1
     assert value(metrics, "stepfleet_tool_seconds_sum", tool="add") == SECOND / 1e9
 
 
@@ -147,12 +143,59 @@ def test_refusals_rescues_lag_and_what_is_in_flight_are_shown(metrics: Metrics) 
     assert value(metrics, "stepfleet_loop_lag_seconds_sum") == 0.02
 
 
+def test_each_queue_has_its_work_and_its_capacity(metrics: Metrics) -> None:
+    """OPS-02, OPS-06: those of the last reading alone."""
+    metrics.show_fleet(a_fleet(work={"stepfleet": 5, "gpu": 2}, capacity={"stepfleet": 50}))
+    assert value(metrics, "stepfleet_work", queue="gpu") == 2
+    assert value(metrics, "stepfleet_capacity", queue="stepfleet") == 50
+    metrics.show_fleet(a_fleet(work={"stepfleet": 6}))
+    assert value(metrics, "stepfleet_work", queue="gpu") is None
+    assert value(metrics, "stepfleet_work", queue="stepfleet") == 6
+
+
+def test_a_process_without_steps_has_those_of_the_fleet_alone() -> None:
+    """OPS-06: and each says what is installed there."""
+    kept, worker = FleetMetrics(), Metrics()
+    made, all_made = ({one.name for one in each.registry.collect()} for each in (kept, worker))
+    assert made < all_made
+    assert {"stepfleet_workers", "stepfleet_rescued", "process_resident_memory_bytes"} <= made
+    assert {"stepfleet_runs", "stepfleet_model_seconds", "stepfleet_steps"} <= all_made - made
+    build = {"version": own_build().version, "commit": own_build().commit}
+    assert value(kept, "stepfleet_build_info", **build) == 1
+    kind, page = kept.page()
+    assert kind.startswith("text/plain")
+    assert b"stepfleet_store_up" in page
+
+
+def test_counts_that_others_keep_are_counters(metrics: Metrics) -> None:
+    metrics.count("stepfleet_telemetry_dropped", "dropped", lambda: 4)
+    metrics.count("stepfleet_telemetry_dropped", "dropped", lambda: 5)
+    assert value(metrics, "stepfleet_telemetry_dropped_total") == 5
+
+
+def test_a_host_that_is_none_of_this_machine_is_tried_once(
+    metrics: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sixty-four ports of it would be as many look-ups of its name."""
+    tried: list[int] = []
+
+    def serve(port: int, *given: Any) -> Any:
+        tried.append(port)
+        return start_http_server(port, *given)
+
+    monkeypatch.setattr(module, "start_http_server", serve)
+    with caplog.at_level(logging.WARNING):
+        assert metrics.serve("192.0.2.1", 9464) is None
+    assert tried == [9464]
+    assert "metrics_host" in caplog.text
+
+
 def test_a_worker_without_a_free_port_goes_on_without(
     metrics: Metrics, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OBS-02: and says which settings to change."""
     monkeypatch.setattr(module, "PORTS", 1)
-    with listener() as taken, caplog.at_level(logging.ERROR):
+    with listener() as taken, caplog.at_level(logging.WARNING):
         assert metrics.serve("127.0.0.1", taken.getsockname()[1]) is None
     assert "metrics_port" in caplog.text
     metrics.close()
@@ -169,7 +212,7 @@ def test_no_port_beyond_the_last_one_is_tried(
         raise OSError(errno.EADDRINUSE, "Address already in use")
 
     monkeypatch.setattr(module, "start_http_server", refuse)
-    with caplog.at_level(logging.ERROR):
+    with caplog.at_level(logging.WARNING):
         assert metrics.serve("127.0.0.1", 65534) is None
     assert tried == [65534, 65535]
     assert "metrics_port" in caplog.text
