@@ -44,6 +44,8 @@ TOOL_TASK = "stepfleet.tool"
 DAY = 24 * 3600
 LONGEST_SECONDS = 10 * 366 * DAY
 _PREFIX = re.compile(r"(?:[A-Za-z0-9._:/-]*[._:/-])?")
+_USERS = re.compile(r"\*|\*@[^*@\s]+|[^*\s](?:[^*]*[^*\s])?")
+"""A user's name, those of a domain, or all."""
 _DATABASE = re.compile(r"(?<=[^/])/\d+(?=\?|$)")
 _NO_BROKER = (
     "a Redis Cluster cannot carry Celery's messages: set STEPFLEET_BROKER_URL to one Redis "
@@ -78,7 +80,10 @@ class Settings(BaseSettings):
     step, agent and task. `telemetry` makes workers send spans to an OpenTelemetry
     collector: `auto` does where `OTEL_EXPORTER_OTLP_ENDPOINT` is set. With `metrics_port` they
     serve metrics at `metrics_host`, each process at the next port that is free. Without
-    `flower_content` Flower shows no texts of models and tools to anybody.
+    `flower_content` Flower shows no texts of models and tools to anybody. `flower_operators`,
+    `flower_approvers` and `flower_viewers` are those who may do all, decide, or only look there:
+    names, `*@domain`, or `*`; without all three everybody who logs in may do all. `user` names
+    who acts in the audit, in place of the system's user.
     """
 
     model_config = SettingsConfigDict(
@@ -125,6 +130,10 @@ class Settings(BaseSettings):
     signing_key: SecretStr | None = None
     limits: dict[str, Limit] = Field(default_factory=dict)
     flower_content: bool = True
+    flower_operators: tuple[str, ...] = ()
+    flower_approvers: tuple[str, ...] = ()
+    flower_viewers: tuple[str, ...] = ()
+    user: str | None = Field(default=None, min_length=1, max_length=100)
 
     @classmethod
     def settings_customise_sources(
@@ -160,6 +169,14 @@ class Settings(BaseSettings):
             f"{given!r} is not a valid prefix: write letters, digits and . _ : / - with a sign at "
             "the end, such as 'dev:'"
         )
+
+    @field_validator("flower_operators", "flower_approvers", "flower_viewers")
+    @classmethod
+    def _are_users(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for one in given:
+            if not _USERS.fullmatch(one):
+                raise ValueError(f"{one!r}: write a user's name, *@domain, or * for everybody")
+        return given
 
     @field_validator("limits", mode="before")
     @classmethod

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from threading import Thread
@@ -81,7 +82,8 @@ class FileWork:
             else:
                 deliver(done.set_result, found)
 
-        Thread(target=run, name="stepfleet-file", daemon=True).start()
+        within = copy_context().run  # whose action it is
+        Thread(target=within, args=(run,), name="stepfleet-file", daemon=True).start()
         return await done
 
 
