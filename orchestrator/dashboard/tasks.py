@@ -15,6 +15,7 @@ from tornado.escape import xhtml_escape
 from tornado.httputil import HTTPHeaders
 
 from stepfleet.orchestrator.dashboard.access import visible
+from stepfleet.orchestrator.dashboard.roles import role_of
 
 COLUMNS = "name,args,state,result,received,runtime,uuid"
 """Columns of the list of tasks: the run and the step's outcome, before Celery's own id."""
@@ -117,6 +118,7 @@ def adapt() -> None:
     settings["ui_methods"] = {
         "run_of_task": lambda _, task: run_of(task),
         "page_of_run": lambda _, run: page_of(f"/runs/{run}"),
+        "role_of_user": role_of,
     }
     settings["transforms"] = [SafeHeaders]
     if options.format_task is None:

@@ -14,7 +14,7 @@ from stepfleet.orchestrator.client.approvals import KINDS, AskFilter, asks_below
 from stepfleet.orchestrator.client.audit import actor, noted_elsewhere
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.client.runs import RunConditions
-from stepfleet.orchestrator.dashboard.access import exact_in_browsers
+from stepfleet.orchestrator.dashboard.access import AccessRole, exact_in_browsers
 from stepfleet.orchestrator.dashboard.api.handling import (
     FIX,
     ApiHandler,
@@ -339,6 +339,7 @@ class Decide(ActionHandler):
     """
 
     noun = "calls"
+    needs: ClassVar = AccessRole.APPROVER
     verbs: ClassVar = ("approve", "deny", "answer")
 
     async def post(self, target: str, verb: str = "") -> None:
