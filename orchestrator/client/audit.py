@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
+from redis.exceptions import RedisError
+
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.limits.limit import Limit
 from stepfleet.orchestrator.records.audit import Actor, AuditEntry
@@ -169,7 +171,7 @@ async def _note(session: _Session, user: str | None, action: str, target: str, d
     try:
         async with asyncio.timeout(LONGEST_NOTE):
             await store.audit.note(who, action, target, detail)
-    except (AgentException, TimeoutError) as error:
+    except (AgentException, RedisError, OSError) as error:
         about = (who.user, action, target, detail, error)
         log.warning("the audit has no entry of this action: %s: %s %s: %s (%s)", *about)
 

@@ -5,7 +5,7 @@ Knows tasks by their label and arguments only: `agent: step 3` of `[run, 2]`.
 
 import ast
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from flower.options import options
 from flower.urls import handlers, settings
@@ -14,7 +14,7 @@ from tornado import web
 from tornado.escape import xhtml_escape
 from tornado.httputil import HTTPHeaders
 
-from stepfleet.orchestrator.dashboard.access import visible
+from stepfleet.orchestrator.dashboard.access import AccessRole, visible
 from stepfleet.orchestrator.dashboard.roles import role_of
 
 COLUMNS = "name,args,state,result,received,runtime,uuid"
@@ -88,6 +88,8 @@ def page_of(path: str) -> str:
 
 class SafeTable(TasksDataTable):
     """The rows of Flower's list of tasks. Texts of tasks and errors are escaped."""
+
+    needs: ClassVar = AccessRole.VIEWER  # its POST reads
 
     def format_task(self, task: Any) -> Any:
         """Return a task's id and Flower's copy of it."""
