@@ -58,7 +58,7 @@ class Guarded(BaseHandler):
 
     def prepare(self) -> Any:
         """Refuse who lacks the role."""
-        problem = self._problem()
+        problem = self._why_not_by_role()
         if problem is None:
             return super().prepare()
         if not isinstance(self, BaseApiHandler):
@@ -73,7 +73,7 @@ class Guarded(BaseHandler):
             values["read_only"] |= self.role is not AccessRole.OPERATOR
         return super().render(*args, **values)
 
-    def _problem(self) -> str | None:
+    def _why_not_by_role(self) -> str | None:
         method = self.request.method
         if method == "OPTIONS":  # says nothing of the fleet
             return None
