@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.cli.fleet import DataFolder, keep_private_server
 from stepfleet.orchestrator.cli.notes import RunNotes
-from stepfleet.orchestrator.cli.options import data_option
+from stepfleet.orchestrator.cli.options import called_as, data_option
 from stepfleet.orchestrator.cli.progress import Display
 from stepfleet.orchestrator.cli.signals import Interrupts, until_interrupted
 from stepfleet.orchestrator.cli.terminal import count, shown
 from stepfleet.orchestrator.cli.workers import FleetPlan, Supervisor, simulated, supervisor_of
+from stepfleet.orchestrator.client.audit import set_source
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.records.batch import BatchProgress
@@ -61,6 +62,7 @@ class Crew:
 
         Work that ends early is halted: by `halt`, before its workers have stopped.
         """
+        set_source(called_as.get())
         with self.interrupts.handled():
             async with (
                 simulated(self.plan, self.folder) as extra,

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from rich.console import RenderableType
 
+from stepfleet.orchestrator.cli.options import called_as
 from stepfleet.orchestrator.cli.terminal import notice, print_either
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
@@ -169,7 +170,10 @@ def with_fleet(
         check = warn_of if warn else reach
         check(settings.store, patience=patience, prefix=settings.prefix)
 
+        from stepfleet.orchestrator.client.audit import set_source  # noqa: PLC0415 - as below
         from stepfleet.orchestrator.client.fleet import AsyncFleet  # noqa: PLC0415 - not for workers
+
+        set_source(called_as.get())
 
         async def opened() -> T:
             async with AsyncFleet(settings=settings) as fleet:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from stepfleet.orchestrator.cli.options import INTERRUPTED, USAGE, with_records
+from stepfleet.orchestrator.cli.options import INTERRUPTED, USAGE, called_as, with_records
 
 GROUPS = {
     "Run": {
@@ -58,6 +58,7 @@ GROUPS = {
         "scale": ("scale", "Show how many workers there should be."),
         "schedule": ("schedules", "Batches that are submitted again and again."),
         "cache": ("operate", "Inspect and clear the response cache."),
+        "audit": ("audit", "Show who changed what, from where."),
     },
 }
 """The headings of `--help`; below each its commands, with their modules and a line of help."""
@@ -128,6 +129,8 @@ class Command(TyperCommand):
         """Return the context of the command itself, which then runs."""
         asks = extra.get("resilient_parsing") or not set(args).isdisjoint(_HELP_OPTIONS)
         command = self.load(runs=not asks)
+        part = [args[0]] if args and args[0] in getattr(command, "commands", ()) else []
+        called_as.set(" ".join(("stepfleet", str(self.name), *part)))
         if not gc.isenabled():
             gc.freeze()  # what modules have made stays
             gc.enable()

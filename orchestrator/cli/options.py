@@ -15,6 +15,8 @@ COMPLETED, SOME_FAILED, USAGE, INTERRUPTED = 0, 1, 2, 130
 """Exit codes of the commands."""
 DATA_FOLDER = Path(".stepfleet")
 _data = ContextVar("data", default=DATA_FOLDER)
+called_as = ContextVar("called_as", default="stepfleet")
+"""The command that runs, as `stepfleet limits set`: the audit names it."""
 FLOWER_PORT = "STEPFLEET_FLOWER_PORT"
 DEFAULT_FLOWER_PORT = 5555
 

@@ -1,11 +1,11 @@
 """Calls that wait for people, as a client sees them: listed, decided, answered, or why not."""
 
-import getpass
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from datetime import datetime
 from itertools import islice
 from typing import Any, TypedDict, Unpack
 
+from stepfleet.orchestrator.client.audit import actor, changes
 from stepfleet.orchestrator.client.session import FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.protocol.waiting import Arrived
@@ -82,6 +82,23 @@ class DecideOptions(AskFilter, total=False):
     by: str
 
 
+def _verb_of(given: Mapping[str, Any]) -> str:
+    options = given["options"]
+    if not options.get("approve", True):
+        return "deny"
+    return "approve" if options.get("answer") is None else "answer"
+
+
+def _calls_of(given: Mapping[str, Any], _: Any) -> str:
+    named = {"run": given["run_id"], **given["options"]}
+    which = (
+        f"{name} {named[name]}"
+        for name in ("run", "call", *AskFilter.__annotations__)
+        if named.get(name) is not None
+    )
+    return f"calls that wait: {', '.join(which)}"
+
+
 class AsyncFleetApprovals:
     """Calls that wait for a person: `fleet.approvals`. `fleet.decide` decides them."""
 
@@ -122,6 +139,7 @@ class AsyncFleetApprovals:
             if (cursor := page.next) is None:
                 return
 
+    @changes(_verb_of, _calls_of)
     async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
         """Decide calls that wait: those of a run, or all that the conditions hold for.
 
@@ -138,7 +156,8 @@ class AsyncFleetApprovals:
             raise ConfigurationError(f"run_id is {run_id!r}; write the id of a run")
         store = await self._session.store()
         now = await store.runs.now()
-        decision = _decision(options, now)
+        by = options.get("by") or actor(self._session.settings).user
+        decision = _decision(options, by, now)
         asks = await self._approvals()
         if run_id is not None:
             run, waits = await store.runs.get(run_id), await asks.of_run(run_id)
@@ -205,13 +224,13 @@ def _check_decision(options: DecideOptions) -> None:
         raise ConfigurationError(msg)
 
 
-def _decision(options: DecideOptions, at: datetime) -> Decision:
+def _decision(options: DecideOptions, by: str, at: datetime) -> Decision:
     answer = options.get("answer")
     return Decision(
         approved=options.get("approve", True),
         text=None if answer is None else well_formed(answer),
         reason=well_formed(options.get("reason") or ""),
-        by=well_formed(options.get("by") or "") or _user(),
+        by=well_formed(by),
         at=at,
     )
 
@@ -271,13 +290,6 @@ def _matches(ask: Ask, which: AskFilter) -> bool:
         **({"group": ask.group} if "group" in which else {}),
     }
     return all(values[name] == value for name, value in which.items())
-
-
-def _user() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # no such user in this container
-        return "unknown"
 
 
 def why_undecided(

@@ -20,6 +20,7 @@ from stepfleet.orchestrator.batches.files.tables import ResultTable, require_arr
 from stepfleet.orchestrator.batches.following import OF_PAGES, OF_RUNS
 from stepfleet.orchestrator.batches.results import BatchResults, Pause, Results
 from stepfleet.orchestrator.batches.selection import Selection
+from stepfleet.orchestrator.client.audit import changes
 from stepfleet.orchestrator.client.inputs import BatchOptions, Priority, batch_submission
 from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.client.watching.standstill import (
@@ -70,6 +71,18 @@ class ThenOptions(RunOverrides, total=False):
     priority: Priority | None
 
 
+def batch_made(given: Mapping[str, Any], result: Any) -> str:
+    """Return a batch that is submitted, as the audit names it: never by its lines."""
+    name = given.get("name") or given["options"].get("name")
+    return f"batch {result.id if result else name or ''}".rstrip()
+
+
+def submission_of(batch: "AsyncBatch") -> str:
+    """Return how a submission ended, as the audit has it."""
+    runs = batch._manifest.total if batch.added is None else batch.added  # noqa: SLF001 - its own
+    return f"done: batch {batch.id}, {runs:,} runs{'' if batch.is_new else ', as before'}"
+
+
 class AsyncBatch:
     """A batch. `skipped` lists the problems of the lines that a submission left out.
 
@@ -104,6 +117,7 @@ class AsyncBatch:
         """Return the batch's progress."""
         return await (await self._session.store()).batches.progress(await self._read())
 
+    @changes("submit", batch_made, submission_of)
     async def then(
         self,
         agent: Agent | str,
@@ -274,6 +288,7 @@ class AsyncBatch:
         """
         (await self._session.open()).standstill.report = report
 
+    @changes("cancel", "batch {self.id}")
     async def cancel(self, on_progress: OnProgress | None = None) -> int:
         """Cancel the batch: from now on no step of it begins, and no run is created.
 
@@ -288,10 +303,12 @@ class AsyncBatch:
             await control.interrupt_batch(self.id)
         return swept.runs
 
+    @changes("pause", "batch {self.id}")
     async def pause(self, on_progress: OnProgress | None = None) -> int:
         """Pause the batch: from now on no step of it begins; returns as `cancel` does."""
         return (await self._request("pause", on_progress)).runs
 
+    @changes("resume", "batch {self.id}")
     async def resume(self, on_progress: OnProgress | None = None) -> int:
         """End pauses, also those not applied yet; return how many runs were paused."""
         return (await self._request("resume", on_progress)).runs
@@ -309,6 +326,7 @@ class AsyncBatch:
             await client.control.interrupt_batch(self.id)
         return await client.store.requests.sweep(request, on_progress or _ignore)
 
+    @changes("retry", "batch {self.id}")
     async def retry(
         self,
         on_progress: OnProgress | None = None,

@@ -402,8 +402,11 @@ class Fleet(_Blocking):
         broker_url: str | None = None,
         settings: Settings | None = None,
         app: Celery | None = None,
+        user: str | None = None,
     ) -> None:
-        self._use(AsyncFleet(redis_url, broker_url=broker_url, settings=settings, app=app))
+        self._use(
+            AsyncFleet(redis_url, broker_url=broker_url, settings=settings, app=app, user=user)
+        )
 
     @classmethod
     def local(cls, agents: Iterable[Agent], *, folder: str | Path | None = DATA_FOLDER) -> "Fleet":
@@ -478,6 +481,8 @@ class Fleet(_Blocking):
     cost_lines = iterating(AsyncFleet.cost_lines)
     pause = blocking(AsyncFleet.pause)
     resume = blocking(AsyncFleet.resume)
+    acting_for = staticmethod(AsyncFleet.acting_for)
+    audit = iterating(AsyncFleet.audit)
     decide = blocking(AsyncFleet.decide)
     submit = blocking(AsyncFleet.submit)
     run = blocking(AsyncFleet.run)

@@ -5,6 +5,8 @@ runs no tool: workers do.
 """
 
 from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal, Self, Unpack, overload
 
@@ -15,7 +17,13 @@ from stepfleet.orchestrator.agents.config import RunOverrides, stored_overrides
 from stepfleet.orchestrator.batches.files.lines import one_of
 from stepfleet.orchestrator.batches.files.source import Given
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
-from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
+from stepfleet.orchestrator.client.audit import Which, acting_for, changes, checked_user, entries_of
+from stepfleet.orchestrator.client.batch import (
+    AsyncBatch,
+    AsyncFleetBatches,
+    batch_made,
+    submission_of,
+)
 from stepfleet.orchestrator.client.costs import CostOptions, check_calls, costs_of, lines_of_runs
 from stepfleet.orchestrator.client.history import AsyncFleetHistory
 from stepfleet.orchestrator.client.inputs import (
@@ -28,6 +36,7 @@ from stepfleet.orchestrator.client.inputs import (
     messages_of,
     origin_of,
     run_submission,
+    time_given,
 )
 from stepfleet.orchestrator.client.limits import AsyncFleetCache, AsyncFleetLimits
 from stepfleet.orchestrator.client.local import (
@@ -44,6 +53,7 @@ from stepfleet.orchestrator.client.session import DATA_FOLDER, FleetSession
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.models.support import check_messages
+from stepfleet.orchestrator.records.audit import AuditEntry
 from stepfleet.orchestrator.records.calls.answers import Decided
 from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.ledger import CostLine, Costs
@@ -69,6 +79,7 @@ class AsyncFleet:
     server of the folder `.stepfleet`, where `stepfleet up` or `stepfleet run` has made one.
     `brings` names agents whose workers the caller starts: running workers need not have them.
     `app` is your own Celery app, on whose workers `stepfleet.worker.install` lets steps run.
+    `user` names who acts in the audit, by default `STEPFLEET_USER` or the system's user.
     """
 
     runs: AsyncFleetRuns
@@ -92,9 +103,12 @@ class AsyncFleet:
         settings: Settings | None = None,
         brings: Collection[str] = (),
         app: Celery | None = None,
+        user: str | None = None,
     ) -> None:
-        given = {"redis_url": redis_url, "broker_url": broker_url}
+        given = {"redis_url": redis_url, "broker_url": broker_url, "user": user}
         found = settings or (load_settings(**given) if app is None else app_settings(app, **given))
+        if settings and user:
+            found = settings.model_copy(update={"user": checked_user(user)})
         self._use(FleetSession(found, brings, app=app))
 
     @classmethod
@@ -171,13 +185,43 @@ class AsyncFleet:
         store = await self._session.store()
         return await scale_signal(store, queue, slots_per_worker=slots_per_worker)
 
+    @changes("pause", "fleet")
     async def pause(self) -> None:
         """Pause the fleet: no step begins on any worker, and no tool of a step under way."""
         await (await self._session.store()).requests.pause_fleet(paused=True)
 
+    @changes("resume", "fleet")
     async def resume(self) -> None:
         """End the fleet's pause."""
         await (await self._session.store()).requests.pause_fleet(paused=False)
+
+    @staticmethod
+    def acting_for(user: str) -> AbstractContextManager[None]:
+        """Name whom actions in a `with` block are for: a web server acts for its users.
+
+        They are the `user` of its entries in the audit, and decide calls that wait. Holds for this
+        task or thread and what it starts. Raises `ConfigurationError`.
+        """
+        return acting_for(user)
+
+    async def audit(
+        self,
+        *,
+        limit: int = 100,
+        since: datetime | str | None = None,
+        user: str | None = None,
+        action: str | None = None,
+        follow: bool = False,
+    ) -> AsyncGenerator[AuditEntry, None]:
+        """Yield who changed what: the newest `limit` entries that match, the oldest of them first.
+
+        `since` is a time, in UTC where it has no zone. With `follow` it goes on with those that
+        come. The newest 10,000 entries are kept. Raises `ConfigurationError`.
+        """
+        store = await self._session.store()
+        which = Which(limit, time_given("since", since), user, action)
+        async for entry in entries_of(store, which, follow=follow):
+            yield entry
 
     async def decide(self, run_id: str | None = None, **options: Unpack[DecideOptions]) -> Decided:
         """Approve, deny or answer calls that wait for a person (see `fleet.approvals`).
@@ -398,6 +442,7 @@ class AsyncFleet:
         async for line in lines_of_runs(store, run_id, check_calls(which)):
             yield line
 
+    @changes("submit", batch_made, submission_of)
     async def submit_batch(
         self,
         source: Given,

@@ -14,6 +14,7 @@ from stepfleet.orchestrator.agents.config import (
 from stepfleet.orchestrator.batches.files.lines import parse_input, parse_metadata
 from stepfleet.orchestrator.batches.files.openai_format import PLAIN_AGENT
 from stepfleet.orchestrator.batches.results import Pause
+from stepfleet.orchestrator.client.audit import changes
 from stepfleet.orchestrator.client.checkpoints import AgentCheckpoint
 from stepfleet.orchestrator.client.comparison import RunComparison, compared
 from stepfleet.orchestrator.client.control import ensure_resumable
@@ -96,6 +97,7 @@ class AsyncFleetHistory:
                 return
             await pause.wait(idle=True)
 
+    @changes("restore", "run {checkpoint.run_id}")
     async def restore(
         self,
         checkpoint: AgentCheckpoint,
@@ -141,6 +143,7 @@ class AsyncFleetHistory:
         """
         return await self.restore(AgentCheckpoint.from_dict(dict(state)), agent, **options)
 
+    @changes("fork", "run {run_id}")
     async def fork(
         self,
         run_id: str,
@@ -197,6 +200,7 @@ class AsyncFleetHistory:
         cleared = int(run.header.get(_CLEARED, "0"))
         return tool_traces_of((step.result for step in run.log), cleared)
 
+    @changes("clear", "tool traces of run {run_id}")
     async def clear_tool_traces(self, run_id: str) -> int:
         """Leave the calls so far out of `tool_traces`; return how many the run has had.
 
@@ -232,6 +236,7 @@ class AsyncFleetHistory:
             )
         return "\n".join(lines)
 
+    @changes("reset", "costs of run {run_id}")
     async def reset_cost_tracking(self, run_id: str) -> None:
         """Let the statistics begin anew with the next step; the run's own totals stay.
 

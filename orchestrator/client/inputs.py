@@ -1,6 +1,7 @@
 """What is submitted: the input of a run, what else is given for it, or for a batch. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
@@ -36,6 +37,7 @@ from stepfleet.orchestrator.records.conversation.messages import Message
 from stepfleet.orchestrator.records.run.facts import OriginKind, RunOrigin
 from stepfleet.orchestrator.records.run.results import AgentRunResult, RunStatus
 from stepfleet.orchestrator.store.batches.batches import run_id_for
+from stepfleet.orchestrator.store.codec import EPOCH
 from stepfleet.orchestrator.store.runs.submission import Submission
 from stepfleet.orchestrator.tools.schemas.bounded_json import check_nesting
 
@@ -279,3 +281,14 @@ def _check_name(name: Any) -> None:
     if not is_place or name in (OUTPUT, OUTPUTS, COUNT) or name != name.strip():
         msg = f"field 'after' has the name {text}, which cannot be a place in an input"
         raise ConfigurationError(f"{msg}; write a word of your own, such as 'facts'")
+
+
+def time_given(field: str, given: datetime | str | None) -> datetime | None:
+    """Return a time; one without a zone is UTC."""
+    try:
+        at = datetime.fromisoformat(given) if isinstance(given, str) else given
+        at = at.replace(tzinfo=UTC) if at and at.tzinfo is None else at
+        return max(at.astimezone(UTC), EPOCH) if at else None
+    except (ValueError, OverflowError):
+        msg = f"{field} is {ascii(given)[:60]}; write a time: 2026-11-23 or 2026-11-23T08:30Z"
+        raise ConfigurationError(msg) from None

@@ -3,11 +3,21 @@
 from collections.abc import Mapping
 from typing import Any
 
+from stepfleet.orchestrator.client.audit import changes
 from stepfleet.orchestrator.client.session import FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
 from stepfleet.orchestrator.limits.limit import Limit
 from stepfleet.orchestrator.models.caching import CacheStatistics
 from stepfleet.orchestrator.store.limits import LimitStore, LimitUse, LimitWait
+
+
+def _limits_named(given: Mapping[str, Any], _: Any) -> str:
+    return f"limits {', '.join(given['names'])}" if given["names"] else "all limits"
+
+
+def _entries_of(given: Mapping[str, Any], _: Any) -> str:
+    which = (f"{name} {given[name]}" for name in ("key", "model") if given[name] is not None)
+    return " ".join(("cache", *which))
 
 
 class AsyncFleetLimits:
@@ -31,6 +41,7 @@ class AsyncFleetLimits:
         """Return since when the run waits for limits, and for which; None where it does not."""
         return await (await self._limits()).wait_of(run_id)
 
+    @changes("set", "limit {name}")
     async def set(self, name: str, /, **fields: Any) -> Limit:
         """Change fields of a limit, and return it; None takes a field away.
 
@@ -43,10 +54,12 @@ class AsyncFleetLimits:
         """Set the budget of a new run, unless it has one; it goes after the run's end."""
         await (await self._limits()).submitted(f"run:{run_id}", limit)
 
+    @changes("provide", "limits")
     async def provide(self, limits: Mapping[str, Limit]) -> None:
         """Set limits as a configuration does: not those that somebody has set by `set`."""
         await (await self._limits()).provide(limits)
 
+    @changes("clear", _limits_named)
     async def clear(self, *names: str) -> int:
         """Remove limits, all where none is named; return how many there were."""
         limits = await self._limits()
@@ -66,6 +79,7 @@ class AsyncFleetCache:
         """Return the entries, their size in bytes, hits and misses, in all and by model."""
         return await (await self._session.store()).cache.statistics()
 
+    @changes("clear", _entries_of)
     async def clear(self, *, key: str | None = None, model: str | None = None) -> int:
         """Drop one entry, those of one model, or all with the counters; return how many went.
 

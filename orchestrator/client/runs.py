@@ -1,9 +1,9 @@
 """Existing runs by their ids: read, follow, control, remove."""
 
 import math
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from enum import StrEnum
 from functools import partial
 from typing import Any, TypedDict, TypeVar, Unpack
@@ -12,7 +12,9 @@ from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.batches.failures import FailureCount, Failures
 from stepfleet.orchestrator.batches.selection import Selection
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals
+from stepfleet.orchestrator.client.audit import changes
 from stepfleet.orchestrator.client.control import CANCEL_NOTE
+from stepfleet.orchestrator.client.inputs import time_given
 from stepfleet.orchestrator.client.rendering import (
     LiveMessages,
     Recorded,
@@ -35,7 +37,7 @@ from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.run.summary import RunPage, RunTimeline, RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.settings.settings import LONGEST_SECONDS
-from stepfleet.orchestrator.store.codec import EPOCH, MESSAGES
+from stepfleet.orchestrator.store.codec import MESSAGES
 from stepfleet.orchestrator.store.runs.control import ControlResult, Purge
 from stepfleet.orchestrator.store.runs.listing import MOST_IN_TREE, MOST_RUNS, Cursor, RunFilter
 from stepfleet.orchestrator.store.runs.reading import StoredRun
@@ -82,7 +84,7 @@ def run_filter(which: RunConditions) -> RunFilter:
         tenant=which.get("tenant"),
         parent=which.get("parent"),
         error=which.get("error"),
-        since=_time("since", which.get("since")),
+        since=time_given("since", which.get("since")),
     )
 
 
@@ -94,15 +96,13 @@ def _one_of(kind: type[E], field: str, name: str | None) -> E | None:
         raise ConfigurationError(msg) from None
 
 
-def _time(field: str, given: datetime | str | None) -> datetime | None:
-    """Return a time; one without a zone is UTC."""
-    try:
-        at = datetime.fromisoformat(given) if isinstance(given, str) else given
-        at = at.replace(tzinfo=UTC) if at and at.tzinfo is None else at
-        return max(at.astimezone(UTC), EPOCH) if at else None
-    except (ValueError, OverflowError):
-        msg = f"{field} is {ascii(given)[:60]}; write a time: 2026-11-23 or 2026-11-23T08:30Z"
-        raise ConfigurationError(msg) from None
+def _purged(given: Mapping[str, Any], _: Any) -> str:
+    if given["dry_run"]:
+        return ""  # nothing is removed
+    of_batch = f" of batch {given['batch']}" if given["batch"] else ""
+    states = f", {' or '.join(given['statuses'])}" if given["statuses"] else ""
+    age = f", ended {given['older_than']:g} s ago" if given["older_than"] else ""
+    return f"ended runs{of_batch}{states}{age}"
 
 
 class AsyncFleetRuns:
@@ -302,6 +302,7 @@ class AsyncFleetRuns:
         async for step in (await self._session.open()).following.steps(run_id):
             yield step
 
+    @changes("cancel", "run {run_id}")
     async def cancel(self, run_id: str, note: str = CANCEL_NOTE) -> ControlResult:
         """Cancel a run; a running step is interrupted at once.
 
@@ -311,14 +312,17 @@ class AsyncFleetRuns:
         """
         return await (await self._session.open()).control.cancel(run_id, note)
 
+    @changes("pause", "run {run_id}")
     async def pause(self, run_id: str) -> ControlResult:
         """Pause a run before its next tool or step; `fleet.pause` pauses all."""
         return await (await self._session.open()).control.pause(run_id)
 
+    @changes("resume", "run {run_id}")
     async def resume(self, run_id: str) -> ControlResult:
         """End a run's pause."""
         return await (await self._session.open()).control.resume(run_id)
 
+    @changes("retry", "run {run_id}")
     async def retry(self, run_id: str, **overrides: Unpack[RunOverrides]) -> ControlResult:
         """Continue an ended run at its failed step; committed steps are kept.
 
@@ -327,6 +331,7 @@ class AsyncFleetRuns:
         """
         return await (await self._session.open()).control.retry(run_id, overrides)
 
+    @changes("send", "run {run_id}")
     async def send(
         self, run_id: str, text: str, **overrides: Unpack[RunOverrides]
     ) -> ControlResult:
@@ -369,6 +374,7 @@ class AsyncFleetRuns:
         if whole != shown:
             yield whole
 
+    @changes("purge", _purged)
     async def purge(
         self,
         *,

@@ -18,7 +18,8 @@ from stepfleet.orchestrator.batches.scheduling import (
     due,
     tick_id,
 )
-from stepfleet.orchestrator.client.batch import AsyncBatch
+from stepfleet.orchestrator.client.audit import changes
+from stepfleet.orchestrator.client.batch import AsyncBatch, submission_of
 from stepfleet.orchestrator.client.inputs import BatchOptions, batch_submission
 from stepfleet.orchestrator.client.session import Client, FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -52,6 +53,7 @@ class AsyncFleetSchedules:
     def __init__(self, session: FleetSession) -> None:
         self._session = session
 
+    @changes("add", "schedule {name}")
     async def add(
         self,
         name: str,
@@ -116,6 +118,7 @@ class AsyncFleetSchedules:
         """Return a schedule. Raises `ConfigurationError` where there is none of that name."""
         return await (await self._open())[1].get(name)
 
+    @changes("pause", "schedule {name}")
     async def pause(self, name: str) -> ScheduleView:
         """Pause a schedule: its ticks are skipped. Batches that have begun continue."""
         _, store = await self._open()
@@ -124,6 +127,7 @@ class AsyncFleetSchedules:
         await store.change(paused, await store.now())  # a worker may have died amid a tick
         return await store.get(name)
 
+    @changes("resume", "schedule {name}")
     async def resume(self, name: str) -> ScheduleView:
         """Resume a paused schedule with its next tick; missed ticks are not made up."""
         _, store = await self._open()
@@ -134,6 +138,7 @@ class AsyncFleetSchedules:
             await store.go_on(going, state, due(going, now, now).next_look)
         return await store.get(name)
 
+    @changes("remove", "schedule {name}")
     async def remove(self, name: str) -> None:
         """Remove a schedule; its batches stay. Raises `ConfigurationError` where there is none."""
         _, store = await self._open()
@@ -141,6 +146,7 @@ class AsyncFleetSchedules:
             await store.get(name)
         await store.remove(name)
 
+    @changes("submit", "schedule {name}", submission_of)
     async def run_now(self, name: str) -> AsyncBatch:
         """Submit a schedule's batch now, outside its ticks, and return it."""
         client, store = await self._open()

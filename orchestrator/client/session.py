@@ -184,6 +184,13 @@ class FleetSession:
             self._opening = asyncio.create_task(self._connect())
         return await asyncio.shield(self._opening)
 
+    @property
+    def opened(self) -> Store | None:
+        """The store, if it is open."""
+        opening = self._opening
+        is_open = opening and opening.done() and not (opening.cancelled() or opening.exception())
+        return opening.result().store if opening and is_open else None
+
     async def store(self) -> Store:
         """Return the open store. Raises as `open` does."""
         return (await self.open()).store

@@ -22,6 +22,7 @@ def install(settings: "Settings | None" = None, *, content: bool | None = None) 
         quarantine_routes,
         refused_by,
     )
+    from stepfleet.orchestrator.dashboard.roles import guarded  # noqa: PLC0415 - as above
     from stepfleet.orchestrator.dashboard.tasks import adapt  # noqa: PLC0415 - as above
     from stepfleet.orchestrator.dashboard.web import (  # noqa: PLC0415 - as above
         Templates,
@@ -35,3 +36,4 @@ def install(settings: "Settings | None" = None, *, content: bool | None = None) 
     # Before the last one, which answers 404 to everything.
     refused = quarantine_routes(refused_by(site))
     handlers[-1:-1] = [*page_routes(site), *api_routes(site), *refused]
+    handlers[:] = guarded(handlers, site.roles)

@@ -1,6 +1,11 @@
-"""Who may reach the dashboard. Pure."""
+"""Who may reach the dashboard, and who may do what there. Pure."""
 
+import hmac
 import ipaddress
+from base64 import b64decode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -43,12 +48,18 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def users_of(basic_auth: str | None) -> list[str]:
+    """Return the `USER:PASSWORD`s of `--basic-auth`, one a line."""
+    return [line for line in (basic_auth or "").splitlines() if line]
+
+
 def check_access(address: str, basic_auth: str | None) -> None:
     """Raise `ConfigurationError` for an address that others can reach without a password."""
     if basic_auth is not None:
-        user, colon, password = basic_auth.partition(":")
-        if not user or not colon or not password:
-            raise ConfigurationError("--basic-auth must be USER:PASSWORD, both not empty")
+        for one in users_of(basic_auth) or [""]:
+            user, colon, password = one.partition(":")
+            if not user or not colon or not password:
+                raise ConfigurationError("--basic-auth must be USER:PASSWORD, both not empty")
         return
     if not is_loopback(address):
         msg = (
@@ -73,3 +84,85 @@ def host_of(header: str) -> str:
     if header.startswith("["):
         return header[1:].partition("]")[0]
     return header.partition(":")[0]
+
+
+class AccessRole(IntEnum):
+    """What somebody may do: look; also approve, deny and answer; or everything."""
+
+    VIEWER = 1
+    APPROVER = 2
+    OPERATOR = 3
+
+    def __str__(self) -> str:
+        """Return the name, as pages and errors have it."""
+        return self.name.lower()
+
+
+@dataclass(frozen=True, slots=True)
+class AccessRoles:
+    """Who has which role: names, `*@domain`, or `*`, without regard to upper and lower case.
+
+    Where nobody has one, everybody whom Flower knows is an operator. Otherwise the highest counts,
+    and who is in none of the lists is refused.
+    """
+
+    operators: Sequence[str] = ()
+    approvers: Sequence[str] = ()
+    viewers: Sequence[str] = ()
+
+    @property
+    def are_set(self) -> bool:
+        """Whether anybody has a role."""
+        return bool(self.operators or self.approvers or self.viewers)
+
+    def of(self, user: str | None) -> AccessRole | None:
+        """Return a user's role; None for one who has none, or where no user is known."""
+        if not self.are_set:
+            return AccessRole.OPERATOR
+        lists = (self.operators, self.approvers, self.viewers)
+        for role, named in zip(sorted(AccessRole, reverse=True), lists, strict=True):
+            if user and any(_means(one, user) for one in named):
+                return role
+        return None
+
+    def check(self, basic_auth: str | None) -> None:
+        """Raise `ConfigurationError` where these users could not use their roles."""
+        users = [one.partition(":")[0] for one in users_of(basic_auth)]
+        if self.are_set and not users:
+            msg = (
+                "roles need users: add --basic-auth USER:PASSWORD, or remove flower_operators, ..."
+            )
+            raise ConfigurationError(msg)
+        if lacking := [one for one in users if self.of(one) is None]:
+            msg = (
+                f"user {lacking[0]!r} of --basic-auth has no role: add the name to "
+                "flower_operators, flower_approvers or flower_viewers"
+            )
+            raise ConfigurationError(msg)
+
+
+def _means(named: str, user: str) -> bool:
+    named, user = named.casefold(), user.casefold()
+    if named.startswith("*@"):
+        return user.rpartition("@")[2] == named[2:] and "@" in user
+    return named in {"*", user}
+
+
+def known_user(handler: Any) -> str | None:
+    """Return who makes a request of Flower, as it has checked; None where it knows no users.
+
+    Raises Flower's error 401 for a wrong password.
+    """
+    user = handler.current_user
+    if not user or isinstance(user, str):
+        return user or None
+    try:
+        _, given = handler.request.headers.get("Authorization", "").split()
+        credentials = b64decode(given).decode()
+    except ValueError:
+        return None
+    # By what is stored, and not by what is sent: the name is the one that the password is of.
+    for stored in handler.application.options.basic_auth or ():
+        if hmac.compare_digest(stored.encode(), credentials.encode()):
+            return str(stored.partition(":")[0])
+    return None

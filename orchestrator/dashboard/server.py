@@ -12,17 +12,18 @@ from typing import Any
 from celery import Celery
 from flower.app import Flower
 from flower.options import options
-from flower.urls import settings
+from flower.urls import handlers, settings
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPMessageDelegate, HTTPServerRequest
 from tornado.iostream import IOStream
 from tornado.netutil import bind_sockets
 from tornado.web import ErrorHandler
 
-from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback
+from stepfleet.orchestrator.dashboard.access import check_access, host_of, is_loopback, users_of
 from stepfleet.orchestrator.dashboard.api.handling import Site
 from stepfleet.orchestrator.dashboard.api.routes import api_routes
 from stepfleet.orchestrator.dashboard.quarantine import Read, quarantine_routes
+from stepfleet.orchestrator.dashboard.roles import guarded
 from stepfleet.orchestrator.dashboard.tasks import adapt
 from stepfleet.orchestrator.dashboard.web import Templates, page_routes
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -40,7 +41,7 @@ IDLE_SECONDS, BODY_SECONDS = 120.0, 600.0
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where Flower listens, the `user:password` that it requires, and where it keeps its tasks."""
+    """Where Flower listens, the `user:password`s of its users, and where it keeps its tasks."""
 
     host: str
     port: int
@@ -99,13 +100,16 @@ def serve(
     cannot be bound.
     """
     check_access(address.host, address.basic_auth)
+    site.roles.check(address.basic_auth)
     _configure(address)
     adapt()
+    handlers[:] = guarded(handlers, site.roles)
     # Tornado uses the thread's loop, which Python no longer creates by itself.
     asyncio.set_event_loop(asyncio.new_event_loop())
     pages = Templates(str(settings["template_path"]))
     flower = Dashboard(capp=app, options=options, **settings, template_loader=pages)
-    flower.add_handlers(".*", [*quarantine_routes(read), *page_routes(site), *api_routes(site)])
+    own = [*quarantine_routes(read), *page_routes(site), *api_routes(site)]
+    flower.add_handlers(".*", guarded(own, site.roles))
     try:
         port = flower.start_http_server()
     except OSError as error:
@@ -125,7 +129,7 @@ def _configure(address: Address) -> None:
     options.port = address.port
     options.max_tasks = MAX_TASKS
     options.enable_events = True
-    options.basic_auth = [address.basic_auth] if address.basic_auth else []
+    options.basic_auth = users_of(address.basic_auth)
     if address.kept is not None:
         os.umask(0o077)  # it names runs, agents and failures
         options.persistent = True

@@ -5,7 +5,7 @@ Knows tasks by their label and arguments only: `agent: step 3` of `[run, 2]`.
 
 import ast
 import re
-from typing import Any
+from typing import Any, ClassVar
 
 from flower.options import options
 from flower.urls import handlers, settings
@@ -14,7 +14,8 @@ from tornado import web
 from tornado.escape import xhtml_escape
 from tornado.httputil import HTTPHeaders
 
-from stepfleet.orchestrator.dashboard.access import visible
+from stepfleet.orchestrator.dashboard.access import AccessRole, visible
+from stepfleet.orchestrator.dashboard.roles import role_of
 
 COLUMNS = "name,args,state,result,received,runtime,uuid"
 """Columns of the list of tasks: the run and the step's outcome, before Celery's own id."""
@@ -88,6 +89,8 @@ def page_of(path: str) -> str:
 class SafeTable(TasksDataTable):
     """The rows of Flower's list of tasks. Texts of tasks and errors are escaped."""
 
+    needs: ClassVar = AccessRole.VIEWER  # its POST reads
+
     def format_task(self, task: Any) -> Any:
         """Return a task's id and Flower's copy of it."""
         uuid, shown = super().format_task(task)
@@ -117,6 +120,7 @@ def adapt() -> None:
     settings["ui_methods"] = {
         "run_of_task": lambda _, task: run_of(task),
         "page_of_run": lambda _, run: page_of(f"/runs/{run}"),
+        "role_of_user": role_of,
     }
     settings["transforms"] = [SafeHeaders]
     if options.format_task is None:

@@ -44,6 +44,8 @@ TOOL_TASK = "stepfleet.tool"
 DAY = 24 * 3600
 LONGEST_SECONDS = 10 * 366 * DAY
 _PREFIX = re.compile(r"(?:[A-Za-z0-9._:/-]*[._:/-])?")
+_USERS = re.compile(r"\*|\*@[^*@\s]+|[^*\s](?:[^*]*[^*\s])?")
+"""A user's name, those of a domain, or all."""
 _DATABASE = re.compile(r"(?<=[^/])/\d+(?=\?|$)")
 _NO_BROKER = (
     "a Redis Cluster cannot carry Celery's messages: set STEPFLEET_BROKER_URL to one Redis "
@@ -81,6 +83,9 @@ class Settings(BaseSettings):
     installed), each process at the next port that is free. Without `flower_content` Flower shows
     no texts of models and tools to anybody. `release` is a name that workers report beside their
     version, such as the tag of an image: a line of free text.
+    `flower_operators`, `flower_approvers` and `flower_viewers` are those who may do all, decide, or
+    only look in Flower: names, `*@domain`, or `*`; without all three everybody who logs in may do
+    all. `user` names who acts in the audit, in place of the system's user.
     """
 
     model_config = SettingsConfigDict(
@@ -128,6 +133,10 @@ class Settings(BaseSettings):
     limits: dict[str, Limit] = Field(default_factory=dict)
     flower_content: bool = True
     release: str = Field(default="", max_length=100, pattern=r"^[^\x00-\x1f\x7f]*$")
+    flower_operators: tuple[str, ...] = ()
+    flower_approvers: tuple[str, ...] = ()
+    flower_viewers: tuple[str, ...] = ()
+    user: str | None = Field(default=None, min_length=1, max_length=100)
 
     @classmethod
     def settings_customise_sources(
@@ -163,6 +172,14 @@ class Settings(BaseSettings):
             f"{given!r} is not a valid prefix: write letters, digits and . _ : / - with a sign at "
             "the end, such as 'dev:'"
         )
+
+    @field_validator("flower_operators", "flower_approvers", "flower_viewers")
+    @classmethod
+    def _are_users(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        for one in given:
+            if not _USERS.fullmatch(one):
+                raise ValueError(f"{one!r}: write a user's name, *@domain, or * for everybody")
+        return given
 
     @field_validator("limits", mode="before")
     @classmethod

@@ -32,6 +32,7 @@ from stepfleet.orchestrator.models.caching import CacheStatistics as CacheStatis
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics as CostStatistics
 from stepfleet.orchestrator.models.pricing.ledger import ModelCall as ModelCall
 from stepfleet.orchestrator.models.support import Support as Support
+from stepfleet.orchestrator.records.audit import AuditEntry as AuditEntry
 from stepfleet.orchestrator.records.batch import BatchPage as BatchPage
 from stepfleet.orchestrator.records.calls.answers import Ask as Ask
 from stepfleet.orchestrator.records.calls.answers import AskCount as AskCount

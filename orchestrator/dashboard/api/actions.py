@@ -11,9 +11,10 @@ from tornado import web
 
 from stepfleet.orchestrator.agents.config import named_overrides
 from stepfleet.orchestrator.client.approvals import KINDS, AskFilter, asks_below
+from stepfleet.orchestrator.client.audit import actor, noted_elsewhere
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.client.runs import RunConditions
-from stepfleet.orchestrator.dashboard.access import exact_in_browsers
+from stepfleet.orchestrator.dashboard.access import AccessRole, exact_in_browsers
 from stepfleet.orchestrator.dashboard.api.handling import (
     FIX,
     ApiHandler,
@@ -60,16 +61,17 @@ class Audited(ApiHandler):
         self, verb: str, target: str, detail: str, act: Callable[[], Awaitable[T]]
     ) -> T:
         """Return what `act` returns, noted before and after."""
-        store = await store_of(self.site.fleet)
-        about = (self.user, verb, target)
-        log.info("%s: %s of %s", *about)
-        await store.audit.note(*about, f"requested {detail}")
+        audit = (await store_of(self.site.fleet)).audit
+        about = (actor(self.site.fleet.settings, "flower", self.user), verb, target)
+        log.info("%s: %s of %s", self.user, verb, target)
+        await audit.note(*about, f"requested {detail}")
         try:
-            result = await act()
+            with noted_elsewhere():
+                result = await act()
         except AgentException as error:
-            await store.audit.note(*about, f"refused: {error.message}")
+            await audit.note(*about, f"refused: {error.message}")
             raise
-        await store.audit.note(*about, f"done: {result.to_json()}")
+        await audit.note(*about, f"done: {result.to_json()}")
         return result
 
 
@@ -337,6 +339,7 @@ class Decide(ActionHandler):
     """
 
     noun = "calls"
+    needs: ClassVar = AccessRole.APPROVER
     verbs: ClassVar = ("approve", "deny", "answer")
 
     async def post(self, target: str, verb: str = "") -> None:

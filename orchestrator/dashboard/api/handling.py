@@ -5,9 +5,9 @@ import logging
 import re
 import time
 from abc import ABC, abstractmethod
-from base64 import b64decode
 from collections.abc import Awaitable, Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from threading import Thread
@@ -20,7 +20,7 @@ from tornado import web
 
 from stepfleet.orchestrator.batches.failures import Failures
 from stepfleet.orchestrator.client.fleet import AsyncFleet
-from stepfleet.orchestrator.dashboard.access import host_of, is_rebindable
+from stepfleet.orchestrator.dashboard.access import AccessRoles, host_of, is_rebindable, known_user
 from stepfleet.orchestrator.dashboard.api.records import Problem
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError, StoreError
 from stepfleet.orchestrator.records.calls.answers import AskCount
@@ -81,7 +81,8 @@ class FileWork:
             else:
                 deliver(done.set_result, found)
 
-        Thread(target=run, name="stepfleet-file", daemon=True).start()
+        within = copy_context().run  # whose action it is
+        Thread(target=within, args=(run,), name="stepfleet-file", daemon=True).start()
         return await done
 
 
@@ -142,12 +143,13 @@ HEADERS = {
 class Site:
     """The fleet that is shown. `content`: texts of models and tools are shown to known users.
 
-    `is_local`: only this machine can connect, so reads need no password.
+    `is_local`: only this machine can connect, so reads need no password. `roles`: who may do what.
     """
 
     fleet: AsyncFleet
     content: bool = True
     is_local: bool = False
+    roles: AccessRoles = field(default_factory=AccessRoles)
     busy: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(AT_ONCE))
     work: FileWork = field(default_factory=FileWork)
     servers: Recent[tuple[Check, ...]] = field(default_factory=lambda: Recent(SERVERS_SECONDS))
@@ -162,7 +164,8 @@ class Site:
         """
         brief = settings.model_copy(update={"patience": min(settings.patience, PATIENCE)})
         shown = settings.flower_content if content is None else content
-        return cls(AsyncFleet(settings=brief), shown, is_local)
+        users = (settings.flower_operators, settings.flower_approvers, settings.flower_viewers)
+        return cls(AsyncFleet(settings=brief), shown, is_local, AccessRoles(*users))
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,13 +293,7 @@ class ApiHandler(BaseApiHandler):
     @property
     def user(self) -> str:
         """Who makes the request, as the audit names them."""
-        if isinstance(self.current_user, str):
-            return self.current_user[:LONGEST_USER]
-        with suppress(ValueError):
-            encoded = self.request.headers.get("Authorization", "").partition(" ")[2]
-            if name := b64decode(encoded).decode().partition(":")[0]:
-                return name[:LONGEST_USER]
-        return "unknown"
+        return (known_user(self) or "unknown")[:LONGEST_USER]
 
     def query(self) -> dict[str, Any]:
         """Return the query's parameters. Raises `ConfigurationError` that names one."""

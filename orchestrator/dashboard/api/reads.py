@@ -27,7 +27,6 @@ from stepfleet.orchestrator.dashboard.api.handling import (
     whole,
 )
 from stepfleet.orchestrator.dashboard.api.records import (
-    AuditEntry,
     AuditPage,
     BatchReport,
     FleetReport,
@@ -350,7 +349,7 @@ class CostsOf(ReadHandler):
 
 
 class AuditOf(ReadHandler):
-    """What was done from here, the newest first."""
+    """What people and programs have changed, the newest first."""
 
     parameters: ClassVar = {"limit": _LIMIT}
 
@@ -358,7 +357,7 @@ class AuditOf(ReadHandler):
         """Return the entries."""
         store = await store_of(self.site.fleet)
         found = await store.audit.newest(query.get("limit", 100))
-        return AuditPage(entries=tuple(AuditEntry(**one) for one in found))
+        return AuditPage(entries=tuple(entry for _, entry in found))
 
 
 def _server_checks(settings: Settings) -> tuple[Check, ...]:

@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from stepfleet.orchestrator.batches.failures import Failures
+from stepfleet.orchestrator.records.audit import AuditEntry
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.calls.answers import Ask, AskCount
@@ -105,16 +106,6 @@ class ActionResult(Record):
     left_alone: int = 0
     refused: dict[str, str] = Field(default_factory=dict)
     next: str | None = None
-
-
-class AuditEntry(Record):
-    """An action that somebody took here. `detail` is `requested`, or how it ended."""
-
-    at: str
-    user: str
-    action: str
-    target: str
-    detail: str
 
 
 class AuditPage(Record):

@@ -1,7 +1,7 @@
 // The page of a batch: how far it is, why runs failed, and what can be done about it.
 
 import { address, get, named, page, post } from "./api.js";
-import { button, count, duration, el, facts, fill, many as counted, problem, renew, table, time, usd } from "./dom.js";
+import { action, count, duration, el, facts, fill, many as counted, problem, renew, table, time, usd } from "./dom.js";
 import { attempt } from "./dialog.js";
 import { follow, tryAgain } from "./live.js";
 import { Pace, ended, open, outcome, redraw, state } from "./progress.js";
@@ -65,7 +65,7 @@ function showHeld(one) {
       el("h2", { class: "h6" }, "This batch is held"),
       el("p", { class: "sf-wrap" }, `${many(one.held.runs)} in a row failed with the same error: ${one.held.message}`),
       el("p", { class: "mb-2" }, "No more steps begin, so nothing is paid for in vain. Correct the cause (a key, a model's name, the agent's code), then resume the batch, and retry the runs that failed."),
-      button("Resume the batch …", () => act("resume", "Resume this batch?", `${many(open(one))} go on.`), "danger")));
+      action("Resume the batch …", () => act("resume", "Resume this batch?", `${many(open(one))} go on.`), "danger")));
   }
   if (!one.sealed && one.submission_stalled && !one.cancel_requested) {
     notes.push(el("div", { class: "alert alert-warning" }, `Only ${count(one.submitted)} of ${count(one.total)} runs were created, and their submitter is gone. Submit the same file again, with the same agent and id: the others are created, and nothing runs twice.`));
@@ -86,10 +86,10 @@ function showButtons(one) {
   const bad = one.failed + one.stopped;
   const link = (name, params) => el("a", { class: "btn btn-sm btn-outline-secondary", href: address(`${path}/results`, params) }, name);
   renew(buttons,
-    open(one) && one.paused < open(one) ? button("Pause …", () => act("pause", "Pause this batch?", `No step of its ${left} begins until it is resumed.`)) : null,
-    one.paused || one.held ? button("Resume …", () => act("resume", "Resume this batch?", `${many(one.paused)} go on.`)) : null,
-    open(one) ? button("Cancel …", () => act("cancel", "Cancel this batch?", `${left} end now, also those under way; what they have cost stays.`, {}, true), "outline-danger") : null,
-    bad && !isGone() ? button("Retry …", () => act("retry", "Retry this batch's runs?", `${many(bad)} that failed or stopped at a limit are retried; their completed steps are kept. Cancelled runs stay as they are.`)) : null,
+    open(one) && one.paused < open(one) ? action("Pause …", () => act("pause", "Pause this batch?", `No step of its ${left} begins until it is resumed.`)) : null,
+    one.paused || one.held ? action("Resume …", () => act("resume", "Resume this batch?", `${many(one.paused)} go on.`)) : null,
+    open(one) ? action("Cancel …", () => act("cancel", "Cancel this batch?", `${left} end now, also those under way; what they have cost stays.`, {}, true), "outline-danger") : null,
+    bad && !isGone() ? action("Retry …", () => act("retry", "Retry this batch's runs?", `${many(bad)} that failed or stopped at a limit are retried; their completed steps are kept. Cancelled runs stay as they are.`)) : null,
     ended(one) ? [link("Results as JSONL", {}), link("Results as CSV", { format: "csv" })] : null);
 }
 
@@ -111,7 +111,7 @@ function group(one, isWhole) {
     el("a", { href: runs({ where }), "aria-label": `The ${number} with this cause` }, count(one.runs)),
     el("div", { class: "sf-wrap" }, el("strong", {}, place), el("div", { class: "sf-error" }, one.example.text || "without an error"),
       el("div", { class: "sf-muted small" }, Object.entries(one.stop_reasons).map(([name, value]) => `${name.replaceAll("_", " ")} ${count(value)}`).join(", "), ", as in ", el("a", { href: page(`/runs/${encodeURIComponent(one.example.run_id)}`) }, one.example.line_id || "this run"))),
-    button("Retry these …", retry),
+    action("Retry these …", retry),
   ];
 }
 

@@ -2,7 +2,7 @@
 
 import { page, post } from "./api.js";
 import { confirm, form, notify } from "./dialog.js";
-import { button, count, el } from "./dom.js";
+import { action, count, el } from "./dom.js";
 
 /** A link to a run; a run below another one has both ends of its id. */
 export function runLink(run) {
@@ -64,6 +64,6 @@ async function answer(same, reload, scope) {
 export function decisions(same, reload, scope = {}) {
   const isQuestion = same[0].ask.kind === "question";
   return el("div", { class: "sf-buttons" },
-    isQuestion ? button("Answer", () => answer(same, reload, scope), "primary") : button("Approve", () => approve(same, reload, scope), "primary"),
-    button("Deny", () => deny(same, reload, scope), "outline-danger"));
+    isQuestion ? action("Answer", () => answer(same, reload, scope), "primary", "approver") : action("Approve", () => approve(same, reload, scope), "primary", "approver"),
+    action("Deny", () => deny(same, reload, scope), "outline-danger", "approver"));
 }

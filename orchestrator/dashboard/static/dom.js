@@ -149,6 +149,23 @@ export const badge = (status) => el("span", { class: `badge sf-badge text-bg-${C
 export const button = (name, onclick, kind = "outline-primary") =>
   el("button", { type: "button", class: `btn btn-sm btn-${kind}`, onclick }, name);
 
+const ROLES = ["viewer", "approver", "operator"];
+const mine = document.body.dataset.role || "operator";
+
+/** Whether the reader's role allows what needs another one. The server decides; this is what a page offers. */
+export const may = (needed) => ROLES.indexOf(mine) >= ROLES.indexOf(needed);
+
+/** A control that changes something: off, with the reason, for whom may not. */
+export function restricted(made, needed = "operator") {
+  if (may(needed)) return made;
+  made.disabled = true;
+  made.title = `This needs the role ${needed}; yours is ${mine}`;
+  return made;
+}
+
+/** A button that changes something. */
+export const action = (name, onclick, kind = "outline-primary", needed = "operator") => restricted(button(name, onclick, kind), needed);
+
 /** A field with its label. `options` make it a choice, their first one is the default; a `textarea` takes lines. */
 export function field(label, name, value = "", { options = null, type = "text", hint = null } = {}) {
   const id = `field-${name}`;

@@ -1,8 +1,8 @@
-// The fleet: what is wrong with it, its workers, limits, failures by cause, and what was done from here.
+// The fleet: what is wrong with it, its workers, limits, failures by cause, and what was changed.
 
 import { get, page, post } from "./api.js";
 import { attempt } from "./dialog.js";
-import { button, count, duration, el, facts, fill, megabytes, problem, table, time } from "./dom.js";
+import { action, count, duration, el, facts, fill, megabytes, problem, table, time } from "./dom.js";
 import { limitsTable, setLimit } from "./fleet_limits.js";
 import { follow } from "./live.js";
 import { redraw } from "./progress.js";
@@ -65,8 +65,8 @@ function fleet(found) {
   const { overview, checks } = found;
   const alive = overview.workers.filter((one) => one.alive);
   const pause = overview.paused
-    ? button("Resume the fleet", () => change("/fleet/resume", { title: "Resume the fleet?", button: "Resume" }, "The fleet goes on."))
-    : button("Pause the fleet", () => change("/fleet/pause", { title: "Pause the whole fleet?", text: "Running steps finish; no others begin.", button: "Pause", danger: true }, "The fleet is paused."), "outline-danger");
+    ? action("Resume the fleet", () => change("/fleet/resume", { title: "Resume the fleet?", button: "Resume" }, "The fleet goes on."))
+    : action("Pause the fleet", () => change("/fleet/pause", { title: "Pause the whole fleet?", text: "Running steps finish; no others begin.", button: "Pause", danger: true }, "The fleet is paused."), "outline-danger");
   return [
     overview.paused ? el("div", { class: "alert alert-warning", role: "status" }, "The fleet is paused: no step begins.") : null,
     findings(checks),
@@ -106,8 +106,8 @@ async function causes() {
 
 async function actions() {
   const done = await get("/audit", { limit: 20 });
-  const row = (one) => [time(one.at), el("span", { class: "sf-cell sf-small" }, one.user), el("span", { class: "sf-cell" }, `${one.action} ${one.target}`), el("span", { class: "sf-cell small" }, one.detail.slice(0, 300))];
-  return table("Audit", ["When", "Who", "What", "Detail"], done.entries.map(row), "Nothing yet.");
+  const row = (one) => [time(one.at), el("span", { class: "sf-cell sf-small" }, one.host ? `${one.user}@${one.host}` : one.user), el("span", { class: "sf-cell sf-small" }, one.source), el("span", { class: "sf-cell" }, `${one.action} ${one.target}`), el("span", { class: "sf-cell small" }, one.detail.slice(0, 300))];
+  return table("Audit", ["When", "Who", "By", "What", "Detail"], done.entries.map(row), "Nothing yet.");
 }
 
 /** Fill a part of the page; what goes wrong stands there, and leaves the others alone. */
@@ -126,7 +126,7 @@ async function current() {
     const found = await get("/fleet");
     if (document.querySelector("dialog[open]")) return; // it gives the focus back to a button of this part
     redraw(now, () => fill(now, fleet(found)));
-    redraw(limits, () => fill(limits, el("h2", { class: "h5" }, "Limits"), el("div", { class: "sf-buttons" }, button("Set a limit", () => setLimit(null).then(load))),
+    redraw(limits, () => fill(limits, el("h2", { class: "h5" }, "Limits"), el("div", { class: "sf-buttons" }, action("Set a limit", () => setLimit(null).then(load))),
       found.limits_problem ? problem(new Error(found.limits_problem)) : limitsTable(found.limits, load)));
   } catch (error) {
     fill(now, problem(error));
@@ -137,7 +137,7 @@ async function load() {
   const parts = [current()];
   if (Date.now() - slowAt > EVERY) {
     slowAt = Date.now();
-    parts.push(part(failures, "Failures by cause", causes), part(audit, "Done from here", actions));
+    parts.push(part(failures, "Failures by cause", causes), part(audit, "What was changed", actions));
   }
   await Promise.all(parts);
 }

@@ -2,7 +2,7 @@
 
 import { post } from "./api.js";
 import { attempt } from "./dialog.js";
-import { button, count, duration, el, table, usd } from "./dom.js";
+import { action, count, duration, el, table, usd } from "./dom.js";
 
 const RATES = ["requests_per_minute", "tokens_per_minute", "input_tokens_per_minute", "output_tokens_per_minute", "starts_per_minute"];
 const BUDGETS = ["usd", "usd_per_day", "tokens", "tokens_per_day", "calls", "calls_per_day", "active_seconds", "active_seconds_per_day"];
@@ -23,8 +23,8 @@ function row(one, limits, changed) {
     waiting(one, limits, changed),
     one.cool_seconds ? `${duration(one.cool_seconds)} (${count(one.refused)} refused)` : "",
     el("div", { class: "sf-buttons mb-0" },
-      button("Change", () => setLimit(one).then(changed)),
-      one.limit ? button("Remove", () => clear(one.name).then(changed), "outline-danger") : null),
+      action("Change", () => setLimit(one).then(changed)),
+      one.limit ? action("Remove", () => clear(one.name).then(changed), "outline-danger") : null),
   ];
 }
 
@@ -45,7 +45,7 @@ function budget(name, one, changed) {
   return el("div", { class: "sf-cell" }, `${words(one.field)}: ${amount(one.spent)} of ${amount(one.budget)} spent`,
     Number(one.reserved) ? `, ${amount(one.reserved)} reserved` : "",
     Number(one.over) ? el("span", { class: "sf-error" }, `, ${amount(one.over)} over`) : null,
-    isSpent ? [" ", button("Raise", () => raise(name, one.field, one.budget).then(changed))] : null);
+    isSpent ? [" ", action("Raise", () => raise(name, one.field, one.budget).then(changed))] : null);
 }
 
 function waiting(one, limits, changed) {
@@ -56,7 +56,7 @@ function waiting(one, limits, changed) {
   const name = rest.join(" of ");
   const given = field.replaceAll(" ", "_");
   const before = limits.find((other) => other.name === name)?.budgets.find((each) => each.field === given)?.budget;
-  return el("div", { class: "sf-cell" }, text, el("div", { class: "sf-fix" }, "Fix: ", el("code", {}, one.fix), " ", button("Raise", () => raise(name, given, before).then(changed))));
+  return el("div", { class: "sf-cell" }, text, el("div", { class: "sf-fix" }, "Fix: ", el("code", {}, one.fix), " ", action("Raise", () => raise(name, given, before).then(changed))));
 }
 
 const path = (name) => `/limits/${encodeURIComponent(name)}`;

@@ -4,7 +4,7 @@ import { address, get, named, page, post } from "./api.js";
 import { spans } from "./chart.js";
 import { decisions, runLink } from "./decisions.js";
 import { attempt } from "./dialog.js";
-import { badge, button, count, duration, el, facts, fill, folded, many, problem, renew, table, time, usd } from "./dom.js";
+import { action, badge, button, count, duration, el, facts, fill, folded, many, problem, renew, table, time, usd } from "./dom.js";
 import { follow, tryAgain } from "./live.js";
 
 const id = named();
@@ -46,7 +46,7 @@ const numbers = (given) => Object.fromEntries(Object.entries(given).filter(([nam
 
 function buttons(run) {
   const act = (verb, question, body = () => ({}), done = (one) => `The run ${one.text}.`) =>
-    button(question.button, async () => {
+    action(question.button, async () => {
       await attempt(question, (given) => post(`${path}/${verb}`, body(given)), done);
       await load();
     }, question.danger ? "outline-danger" : "outline-primary");
@@ -59,7 +59,7 @@ function buttons(run) {
   if (run.status === "paused") made.push(act("resume", { title: "Resume this run?", button: "Resume" }));
   else if (!isOver(run)) made.push(act("pause", { title: "Pause this run?", text: "It stops before its next step or tool.", button: "Pause" }));
   if (!isOver(run)) made.push(act("cancel", { title: "Cancel this run?", text: "A running step is interrupted.", button: "Cancel", danger: true }));
-  if (run.steps) made.push(button("Fork", () => fork()));
+  if (run.steps) made.push(action("Fork", () => fork()));
   made.forEach((one) => { one.id = `act-${one.textContent.toLowerCase().replaceAll(" ", "-")}`; });
   return el("div", { class: "sf-buttons" }, made);
 }
@@ -200,7 +200,7 @@ function step(one) {
   const about = [one.model, `${one.usage_estimated ? "~" : ""}${many(one.tokens, "token")} (${count(one.output_tokens)} written${one.cached_tokens ? `, ${count(one.cached_tokens)} cached by the provider` : ""})`, usd(one.cost_usd, one.price_estimated || one.usage_estimated), SHORTENED[one.finish_reason] || null, duration(one.duration_ms === null ? null : one.duration_ms / 1000), one.cached ? "answered from the cache" : null,
     one.waited_seconds >= 0.05 ? `waited ${duration(one.waited_seconds)}${one.waited_for ? ` for ${one.waited_for}` : ""}` : null, one.worker].filter(Boolean);
   if (!one.type) return el("article", { class: "sf-card" }, el("h3", {}, `Step ${one.step}`), el("p", { class: "sf-muted" }, "Its memory policy has removed this step from the log."));
-  const again = button("Again from here", () => fork(one.step - 1, `Again from step ${one.step}`), "link");
+  const again = action("Again from here", () => fork(one.step - 1, `Again from step ${one.step}`), "link");
   again.id = `again-${one.step}`;
   again.setAttribute("aria-label", `Again from step ${one.step}`);
   const made = el("article", { class: "sf-card" },

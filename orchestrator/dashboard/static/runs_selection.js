@@ -2,7 +2,7 @@
 
 import { page, post } from "./api.js";
 import { form, notify } from "./dialog.js";
-import { button, count, el, fill } from "./dom.js";
+import { action, button, count, el, fill, may } from "./dom.js";
 
 const AT_ONCE = 500;
 const LISTED = 100;
@@ -28,7 +28,7 @@ export class Selection {
     this.said = el("span", { role: "status" });
     this.outcome = el("div");
     this.buttons = Object.entries(VERBS).map(([verb, { title, danger }]) => {
-      const made = button(title, () => this.ask(verb), danger ? "outline-danger" : "outline-primary");
+      const made = action(title, () => this.ask(verb), danger ? "outline-danger" : "outline-primary");
       made.id = `action-${verb}`;
       return made;
     });
@@ -96,7 +96,7 @@ export class Selection {
     const some = this.picked.size;
     const text = this.whole ? "All runs of this filter are selected." : some ? `${count(some)} selected.` : "None selected.";
     if (!this.isBusy && this.said.textContent !== text) this.said.textContent = text;
-    for (const one of this.buttons) one.disabled = this.isBusy || !(some || this.whole);
+    for (const one of this.buttons) one.disabled = this.isBusy || !may("operator") || !(some || this.whole);
     this.every.textContent = this.whole ? "Select none" : "Select all runs of this filter";
     this.every.hidden = this.isBusy || !(this.whole || this.isLong || this.isPicked("pick-page"));
   }

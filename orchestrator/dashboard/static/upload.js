@@ -1,7 +1,7 @@
 // Submitting a file: choose it and an agent, see its lines checked, then submit.
 
 import { get, page, post } from "./api.js";
-import { button, count, el, field, fill, problem, table } from "./dom.js";
+import { action, count, el, field, fill, problem, restricted, table } from "./dom.js";
 import { confirm, notify } from "./dialog.js";
 
 const LARGEST = 128 * 1024 * 1024;
@@ -52,7 +52,7 @@ async function check(form, shown) {
   fill(shown, el("p", {}, `${file.name} is checked …`));
   try {
     const found = await post("/batches/check", file, given(form, file));
-    const go = found.good ? button(`Submit ${count(found.good)} runs …`, () => submit(form, file, found, shown), "primary") : null;
+    const go = found.good ? action(`Submit ${count(found.good)} runs …`, () => submit(form, file, found, shown), "primary") : null;
     return fill(shown, report(found), el("div", { class: "sf-buttons" }, go));
   } catch (error) {
     return fill(shown, problem(error));
@@ -90,7 +90,7 @@ export function uploadForm() {
       field("Input column", "input_field", "", { hint: "input, or the prompt's" }),
       field("Id column", "id_field", "", { hint: "id" })),
     hint,
-    el("div", { class: "sf-buttons" }, el("button", { type: "submit", class: "btn btn-sm btn-outline-primary" }, "Check the file")));
+    el("div", { class: "sf-buttons" }, restricted(el("button", { type: "submit", class: "btn btn-sm btn-outline-primary" }, "Check the file"))));
   let isChecking = false;
   form.addEventListener("submit", async (event) => {
     event.preventDefault();

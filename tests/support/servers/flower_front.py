@@ -114,7 +114,7 @@ class Browser:
     """Follows redirects and keeps cookies."""
 
     def __init__(self, root: str) -> None:
-        self._root = root
+        self.root = root
         self._cookies = CookieJar()
         self._opener = build_opener(HTTPCookieProcessor(self._cookies))
 
@@ -127,7 +127,7 @@ class Browser:
         """Return status and body; a `body` is posted as JSON."""
         data = None if body is None else orjson.dumps(body)
         given = {"Content-Type": "application/json"} if data is not None else {}
-        request = Request(f"{self._root}{path}", data, {**given, **headers})  # noqa: S310 - ours
+        request = Request(f"{self.root}{path}", data, {**given, **headers})  # noqa: S310 - ours
         try:
             with self._opener.open(request, timeout=60) as answer:
                 return answer.status, answer.read().decode()
