@@ -19,6 +19,7 @@ import argparse
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from typing import Any
 
 import redis
 from compare import Side, sides
-from crew import calls_of, held, name_of, repeated
+from crew import calls_of, held, repeated
 from loads import LONGEST, Setup, environment, lines, servers
 from processes import HERE, LOG_TAIL, ended, until, worker_command
 from reports import Column, begin, finish, parser, progress, show
@@ -58,7 +59,8 @@ class Rollout:
     store: redis.Redis
     client: Fleet
     running: contextlib.ExitStack
-    workers: "list[subprocess.Popen[str]]" = field(default_factory=list)
+    workers: "dict[str, subprocess.Popen[str]]" = field(default_factory=dict)
+    """By the names of their nodes, under which they hold runs; the oldest first."""
     batches: list[Batch] = field(default_factory=list)
     drains: list[float] = field(default_factory=list)
     in_hand: int = 0
@@ -75,15 +77,15 @@ class Rollout:
                 stderr=subprocess.STDOUT,
                 text=True,
             )
-        self.workers.append(self.running.enter_context(ended(process)))
+        node = f"{name}@{socket.gethostname()}"
+        self.workers[node] = self.running.enter_context(ended(process))
 
     def ready(self) -> None:
         """Wait until the fleet sees all workers, alive or, on a busy machine, silent for now."""
-        names = {name_of(one) for one in self.workers}
-        until(lambda: names <= self._seen(), within=START_SECONDS)
+        until(lambda: self.workers.keys() <= self._seen(), within=START_SECONDS)
 
     def _seen(self) -> set[str]:
-        return {one.process for one in self.client.overview().workers}
+        return {one.name for one in self.client.overview().workers}
 
     def holds(self, worker: str) -> int:
         """Return how many runs a worker has in hand."""
@@ -116,8 +118,8 @@ class Rollout:
 
     def replace(self, side: Side, *, kill: bool) -> None:
         """Stop or kill the oldest worker, and start one of the side instead."""
-        worker = self.workers.pop(0)
-        name = name_of(worker)
+        name = next(iter(self.workers))
+        worker = self.workers.pop(name)
         until(lambda: self.holds(name), within=START_SECONDS)
         began = time.monotonic()
         if kill:
