@@ -36,11 +36,11 @@ from stepfleet.worker.runtime.upkeep import Upkeep, process_name, report, sign_o
 from stepfleet.worker.telemetry.logs import CleanLines, JsonLines
 
 if TYPE_CHECKING:
-    from stepfleet.worker.telemetry.metrics import Metrics
+    from stepfleet.worker.telemetry.metrics import FleetMetrics
 
 log = logging.getLogger(__name__)
 
-PORT = 9465
+PORT = 9460
 HOST = "127.0.0.1"
 LAST_SECONDS = 1.0
 """How long a stopping keeper repeats calls to a Redis that is away."""
@@ -68,7 +68,7 @@ class Keeper:
         self._why_not = "Redis has not been read yet"
         self._read_at = -math.inf
         self._rescued = 0
-        self._metrics: Metrics | None = None
+        self._metrics: FleetMetrics | None = None
         pages = {"/scale": self._scale, "/metrics": self._show_metrics}
         self.server = SmallServer(pages, {"/live": self._live})
 
@@ -152,9 +152,9 @@ class Keeper:
             fix = "prometheus_client is missing: install stepfleet[telemetry]"
             return json_page({"error": fix}, HTTPStatus.NOT_FOUND)
         # Some megabytes that most keepers need not have.
-        from stepfleet.worker.telemetry.metrics import Metrics  # noqa: PLC0415
+        from stepfleet.worker.telemetry.metrics import FleetMetrics  # noqa: PLC0415
 
-        self._metrics = self._metrics or Metrics()
+        self._metrics = self._metrics or FleetMetrics()
         rescued, self._rescued = self._rescued, 0
         self._metrics.rescued(rescued)
         try:
@@ -162,7 +162,8 @@ class Keeper:
         except (AgentException, RedisError, OSError) as error:
             log.debug("the fleet's figures cannot be read: %s", error)
             self._metrics.show_fleet(None)
-        return Page(self._metrics.text(), kind=TEXT)
+        kind, content = self._metrics.page()
+        return Page(content, kind=kind)
 
     def _connected(self) -> Store:
         """Return the store. Raises `StoreError` while there is none."""

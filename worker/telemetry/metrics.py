@@ -134,10 +134,6 @@ class FleetMetrics:
         for name, gauges in self._limits.items():
             gauges.show({one.name: getattr(one, name) for one in limits})
 
-    def text(self) -> bytes:
-        """Return all of them as Prometheus reads them."""
-        return generate_latest(self.registry)
-
     def rescued(self, many: int) -> None:
         """Count runs that the rescuer dispatched again."""
         self._rescued.inc(many)

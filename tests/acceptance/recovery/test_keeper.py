@@ -244,7 +244,6 @@ def test_a_keeper_ends_at_once_and_signs_off(
 
 def test_the_keeper_answers_the_signal_for_autoscalers(start_keeper: StartKeeper) -> None:
     """OPS-02: of the queue of steps, or of one that is named."""
-    pytest.importorskip("stepfleet.orchestrator.store.fleet.scale")
     keeper = start_keeper()
     status, signal_now = keeper.get("/scale")
     assert (status, signal_now["work"], signal_now["slots"]) == (200, 0, 0)

@@ -56,8 +56,6 @@ def of_image() -> set[str]:
 
 # What every error about options is, in typer's own copy of click.
 USAGE = cast("type[Exception]", typer.BadParameter.__bases__[0])
-# Parts of this release that another branch brings; empty once it is merged.
-PENDING = {"keeper", "doctor --live"}
 
 
 def fault(command: str) -> str:
@@ -79,8 +77,7 @@ def test_the_commands_of_the_deployment_are_commands(monkeypatch: pytest.MonkeyP
     commands = of_pods() | of_compose() | of_units() | of_image()
     assert {command.split()[0] for command in commands} >= {"worker", "keeper", "flower", "doctor"}
     wrong = {command: said for command in sorted(commands) if (said := fault(command))}
-    assert {c: s for c, s in wrong.items() if not c.startswith(tuple(PENDING))} == {}
-    assert all(any(c.startswith(one) for c in wrong) for one in PENDING), "merged: take it out"
+    assert wrong == {}
 
 
 def test_an_option_or_a_value_that_is_wrong_would_be_found() -> None:

@@ -48,7 +48,7 @@ spec:
     - type: metrics-api
       metricType: AverageValue
       metadata:
-        url: http://{{ include "stepfleet.fullname" $.root }}-keeper.{{ $.root.Release.Namespace }}.svc:9465/scale{{ with . }}?queue={{ . | urlquery }}{{ end }}
+        url: http://{{ include "stepfleet.fullname" $.root }}-keeper.{{ $.root.Release.Namespace }}.svc:9460/scale{{ with . }}?queue={{ . | urlquery }}{{ end }}
         valueLocation: wanted
         targetValue: "1"
     {{- end }}
