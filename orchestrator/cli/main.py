@@ -51,7 +51,7 @@ GROUPS = {
     "Operate": {
         "up": ("operate", "Run a local fleet until Ctrl-C: Redis and workers."),
         "worker": ("workers", "Run one Celery worker in the foreground."),
-        "keeper": ("workers", "Run a keeper: all that workers do beside steps."),
+        "keeper": ("workers", "Run a keeper in the foreground: all that workers do beside steps."),
         "flower": ("operate", "Run Flower on the fleet's broker."),
         "doctor": ("live", "Check the set-up, and name the fix for each problem."),
         "limits": ("operate", "Show, set and clear limits of the whole fleet."),

@@ -19,7 +19,7 @@ def test_commands_are_audited_with_user_host_and_name(
 ) -> None:
     """Read again by `stepfleet audit`: as lines, as JSON, by user, and while they come."""
     run_id = fleet.submit(Agent("clerk", model="openai:none"), SECRET)
-    here = {"STEPFLEET_REDIS_URL": redis_url}
+    here: dict[str, Any] = {"STEPFLEET_REDIS_URL": redis_url}
     assert "Nothing" not in commands("audit", **here).stdout
     commands.start("audit", "--follow", "--json", **here)
     assert commands("pause", run_id, **here).returncode == 0
