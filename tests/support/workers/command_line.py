@@ -82,7 +82,7 @@ class CommandLine:
         self.folder = folder
         self._env = {name: os.environ[name] for name in _KEPT if name in os.environ}
         self._env |= _QUICK | environment
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[subprocess.Popen[str] | warm_starts.Forked] = []
         self.write("agents.py", AGENTS)
         self.write("rules.py", RULES)
 
@@ -145,6 +145,26 @@ class CommandLine:
             )
         self._started.append(started)
         return started
+
+    def start_flower(self, *arguments: str, **environment: str) -> warm_starts.Forked:
+        """Start `stepfleet flower` as `start` does a command, but warm."""
+        started = warm_starts.start(
+            warm_starts.FLOWER,
+            ("flower", *arguments),
+            env={**self._env, **environment},
+            cwd=self.folder,
+            out=self.write("started.out", ""),
+            err=self.write("started.err", ""),
+        )
+        self._started.append(started)
+        return started
+
+    def stop(self, *, within: float = 60.0) -> None:
+        """End what was started, by SIGTERM, and wait for it."""
+        for started in self._started:
+            if started.poll() is None:
+                started.send_signal(signal.SIGTERM)
+            started.wait(within)
 
     @property
     def said(self) -> str:
