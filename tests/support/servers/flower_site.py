@@ -134,7 +134,7 @@ def started_flower(
     given = {"STEPFLEET_REDIS_URL": redis_url, **environment}
     if auth:
         given["STEPFLEET_FLOWER_BASIC_AUTH"] = auth
-    commands.start_flower("--port", str(port), **given)
+    commands.start("flower", "--port", str(port), **given)
     commands.until_said("Flower: http", within=LONG)
     return Site(port)
 
@@ -143,7 +143,7 @@ def restart_flower(commands: CommandLine, site: Site, redis_url: str) -> None:
     """End the `stepfleet flower` of `commands`, and start it again on its port."""
     commands.stop(within=LONG)
     again = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_FLOWER_BASIC_AUTH": AUTH}
-    commands.start_flower("--port", str(site.port), **again)
+    commands.start("flower", "--port", str(site.port), **again)
     wait_until(lambda: site.get("/")[0] == 200, within=LONG, what="Flower again")
 
 

@@ -82,7 +82,7 @@ class CommandLine:
         self.folder = folder
         self._env = {name: os.environ[name] for name in _KEPT if name in os.environ}
         self._env |= _QUICK | environment
-        self._started: list[subprocess.Popen[str] | warm_starts.Forked] = []
+        self._started: list[warm_starts.Forked] = []
         self.write("agents.py", AGENTS)
         self.write("rules.py", RULES)
 
@@ -125,32 +125,15 @@ class CommandLine:
             within=within,
         )
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command that lasts, cold; its output goes to `started.out` and `started.err`.
+    def start(self, *arguments: str, **environment: str) -> warm_starts.Forked:
+        """Start a command that lasts, warm; its output goes to `started.out` and `started.err`.
 
         These are emptied for it. What an earlier command says from then on is added.
         """
-        with (
-            self.write("started.out", "").open("a") as out,
-            self.write("started.err", "").open("a") as err,
-        ):
-            started = subprocess.Popen(
-                [*COMMAND, *arguments],
-                cwd=self.folder,
-                env={**self._env, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                text=True,
-            )
-        self._started.append(started)
-        return started
-
-    def start_flower(self, *arguments: str, **environment: str) -> warm_starts.Forked:
-        """Start `stepfleet flower` as `start` does a command, but warm."""
+        is_flower = arguments[0] == "flower"
         started = warm_starts.start(
-            warm_starts.FLOWER,
-            ("flower", *arguments),
+            warm_starts.FLOWER if is_flower else warm_starts.COMMAND,
+            arguments,
             env={**self._env, **environment},
             cwd=self.folder,
             out=self.write("started.out", ""),

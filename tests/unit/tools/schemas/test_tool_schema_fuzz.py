@@ -17,7 +17,7 @@ from stepfleet.orchestrator import ConfigurationError
 from stepfleet.orchestrator.tools.schemas.time_limit import TooMuchWorkError
 from stepfleet.orchestrator.tools.schemas.validators import errors_of, validator_of
 
-EXAMPLES = int(os.environ.get("SCHEMA_FUZZ", "150"))
+EXAMPLES = int(os.environ.get("SCHEMA_FUZZ", "60"))
 DIALECTS = {
     "http://json-schema.org/draft-04/schema#": jsonschema.Draft4Validator,
     "http://json-schema.org/draft-07/schema#": jsonschema.Draft7Validator,
