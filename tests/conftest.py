@@ -17,7 +17,9 @@ os.environ["STEPFLEET_ALLOW_MODEL_REQUESTS"] = "0"
 gc.disable()
 
 # An example is as slow as the machine is busy: its time says nothing.
-hypothesis.settings.register_profile("untimed", deadline=None)
+EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
+"""Of each property, where a test does not say how many; `tests/check long` tries hundreds."""
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("untimed")
 
 

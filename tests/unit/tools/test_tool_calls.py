@@ -1,6 +1,5 @@
 import itertools
 import json
-import os
 import sys
 import time
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from stepfleet.orchestrator import ToolCall
@@ -158,8 +157,6 @@ def test_an_own_call_that_is_an_error_already_stays_one() -> None:
     assert parse(bad) == bad
 
 
-few = settings(max_examples=int(os.environ.get("CALLS_FUZZ", "30")))
-"""Examples are dear to draw: a minute for hundreds of them."""
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -185,7 +182,6 @@ ANYTHING = st.recursive(
 )
 
 
-@few
 @given(ANYTHING)
 def test_anything_at_all_gives_a_call_that_can_be_stored(raw: Any) -> None:
     """TOOL-07: property; no input raises, and the result survives the store."""
@@ -202,7 +198,6 @@ def test_any_text_as_arguments_gives_a_call(text: str) -> None:
     assert call.error is None or call.arguments == {}
 
 
-@few
 @given(
     st.dictionaries(
         st.text(st.characters(exclude_categories=["Cs"])).filter(lambda key: "\x00" not in key),
