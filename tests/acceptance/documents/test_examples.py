@@ -120,17 +120,7 @@ def test_the_page_has_a_command_for_every_example() -> None:
     assert all(f"| `{one}/` |" in PAGE for one in folders)
 
 
-IN_ONE_PROCESS = ("simple_agent", "multi_tool_agent", "custom_llm")
-"""Examples whose answers the gate checks without a fleet; of the first with one, too."""
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=pytest.mark.long if name in IN_ONE_PROCESS[1:] else ())
-        for name in ANSWERS
-    ],
-)
+@pytest.mark.parametrize("name", ANSWERS)
 def test_an_examples_command_answers_all_its_questions_on_a_fleet(name: str, folder: Path) -> None:
     """DOC-05: private Redis, a real worker, the simulated model over HTTP."""
     run(name, folder)
@@ -159,7 +149,7 @@ def test_map_reduce_ends_with_one_sum_of_all_reviews(folder: Path) -> None:
     assert run("map_reduce", folder).stdout == "72 positive, 48 negative\n"
 
 
-@pytest.mark.parametrize("name", IN_ONE_PROCESS)
+@pytest.mark.parametrize("name", ["simple_agent", "multi_tool_agent", "custom_llm"])
 async def test_the_same_agents_give_the_same_answers_in_one_process(
     name: str, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
