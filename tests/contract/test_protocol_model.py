@@ -13,7 +13,7 @@ from support.servers.redis_servers import RedisServer
 from stepfleet.orchestrator.store import lua
 
 GATE = settings(
-    max_examples=50,
+    max_examples=200,
     stateful_step_count=50,
     deadline=None,
     database=None,
@@ -34,25 +34,15 @@ OPERATIONS = {
     *("take", "keep", "leave", "deliver call", "deliver result"),
 }
 SELDOM = 4
-LONG = settings(GATE, max_examples=200)
 SOAK = settings(GATE, max_examples=5_000, stateful_step_count=100, derandomize=False)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)  # a failure is made small before it is told; without one it is a minute
 def test_random_operations_keep_the_invariants(redis_server: RedisServer) -> None:
-    """DIST-03, DIST-04, DIST-05, DIST-06, DIST-08, DIST-10, DIST-13: thousands of them."""
+    """DIST-03, DIST-04, DIST-05, DIST-06, DIST-08, DIST-10, DIST-13: tens of thousands of them."""
     with rig(redis_server.unix_url) as shared:
         run_until_all(shared, GATE, OPERATIONS, times=SELDOM)
-    assert shared.operations > 2_500
-
-
-@pytest.mark.long
-@pytest.mark.timeout(1800)
-def test_many_random_operations_keep_the_invariants(redis_server: RedisServer) -> None:
-    """The same, tens of thousands of times."""
-    with rig(redis_server.unix_url) as shared:
-        run_until_all(shared, LONG, OPERATIONS, times=SELDOM)
     assert shared.operations > 12_000
 
 
