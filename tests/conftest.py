@@ -1,6 +1,7 @@
 """Fixtures for every test: real Redis servers. They fail, and never skip, where none can start."""
 
 import contextlib
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -12,9 +13,20 @@ from support.servers.redis_servers import RedisServer, short_folder
 # No test may reach a real model; loopback servers are allowed.
 os.environ["STEPFLEET_ALLOW_MODEL_REQUESTS"] = "0"
 
+# Imports make millions of objects, none of them garbage: nothing looks for it until they are done.
+gc.disable()
+
 # An example is as slow as the machine is busy: its time says nothing.
-hypothesis.settings.register_profile("untimed", deadline=None)
+EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
+"""Of each property, where a test does not say how many; `tests/check long` tries hundreds."""
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=EXAMPLES)
 hypothesis.settings.load_profile("untimed")
+
+
+def pytest_collection_finish() -> None:
+    """Look for garbage among what the tests make, and not among what they import."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

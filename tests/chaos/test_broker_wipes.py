@@ -105,7 +105,7 @@ def test_a_broker_that_is_wiped_again_and_again_loses_no_run(
     opened: Open, calls: Path, effects: Path
 ) -> None:
     """DIST-04, DIST-10: of 100 messages 10 are lost and 30 come twice; few are for nothing."""
-    wiped_again_and_again(opened, calls, effects, 1000, wipes=4)
+    wiped_again_and_again(opened, calls, effects, 400, wipes=3)
 
 
 def test_messages_that_all_come_twice_change_nothing(
@@ -113,7 +113,7 @@ def test_messages_that_all_come_twice_change_nothing(
 ) -> None:
     """DIST-04: those of later steps as well; each step is done as if its message came once."""
     load = opened(0.02)
-    keys = [f"{SHORT} {number}" for number in range(60)]
+    keys = [f"{SHORT} {number}" for number in range(40)]
     with Courier(load.server.url, 1, lost=0.0, twice=1.0, ahead=200) as courier:
         batch, _ = load.submit(PLAIN, keys)
         load.start("-Q", READ, count=2)
@@ -175,7 +175,7 @@ def lost_while_waiting(opened: Open, runs: int, within: float, **env: str) -> No
 
 def test_runs_that_waited_in_a_lost_queue_are_at_work_again_soon(opened: Open) -> None:
     """DIST-10: they were put off while the queue was long; an empty one brings them back."""
-    lost_while_waiting(opened, 500, within=100)
+    lost_while_waiting(opened, 200, within=100)
 
 
 @pytest.mark.chaos

@@ -202,8 +202,11 @@ def play(real: Admissions, operations: list[Any]) -> None:
 MANY = st.lists(OPERATIONS, min_size=20, max_size=50)
 
 
-def test_budgets_are_never_exceeded_but_by_estimates(redis_server: RedisServer) -> None:
-    search(redis_server, play, MANY, 100)
+@pytest.mark.parametrize("examples", [40, pytest.param(400, marks=pytest.mark.long)])
+def test_budgets_are_never_exceeded_but_by_estimates(
+    redis_server: RedisServer, examples: int
+) -> None:
+    search(redis_server, play, MANY, examples)
 
 
 BUGS = {

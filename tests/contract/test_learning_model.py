@@ -437,8 +437,6 @@ BUGS = {
 
 SOON: tuple[str, ...] = (
     "a pause is for nobody",
-    "a refusal shortens a pause",
-    "few refusals cost a rate",
     "one refusal stops the fleet",
     "what was learned is kept for ever",
     "nobody comes to know of a new limit",

@@ -301,9 +301,12 @@ def search(url: str, examples: int, phases: list[Phase]) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_what_providers_saw_is_committed_lost_or_ambiguous(redis_server: RedisServer) -> None:
+@pytest.mark.parametrize("examples", [25, pytest.param(200, marks=pytest.mark.long)])
+def test_what_providers_saw_is_committed_lost_or_ambiguous(
+    redis_server: RedisServer, examples: int
+) -> None:
     """COST-09"""
-    search(redis_server.url, 60, [Phase.generate, Phase.shrink])
+    search(redis_server.url, examples, [Phase.generate, Phase.shrink])
 
 
 def changed(function: Any, old: str, new: str) -> Any:

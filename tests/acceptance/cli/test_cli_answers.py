@@ -93,26 +93,27 @@ LIMITS: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("agent", ["plain", "tools", "data", "native", "caller", "giver"])
 def test_rows_that_gave_their_answers_are_completed_at_every_limit(
-    stepfleet: CommandLine, agent: str
+    stepfleet: CommandLine,
 ) -> None:
     """CONT-33: exit code 0, and no retry is offered, which would be paid again."""
-    limits = LIMITS if agent in {"plain", "data", "native"} else LIMITS[-1:]
-    rows(stepfleet, *({"input": "a question", "overrides": one} for one in limits))
-    done = stepfleet(*RUN, "--agent", agent, "--out", "out.jsonl")
+    asked = [(agent, one) for agent in ("plain", "data", "native") for one in LIMITS]
+    asked += [(agent, LIMITS[-1]) for agent in ("tools", "caller", "giver")]
+    lines = [{"input": "a question", "agent": name, "overrides": one} for name, one in asked]
+    rows(stepfleet, *lines)
+    done = stepfleet(*RUN, "--out", "out.jsonl")
     assert done.returncode == 0, done.stderr
     assert "--retry-failed" not in done.stderr
-    found = stepfleet.lines("out.jsonl")
-    assert [one["status"] for one in found] == ["completed"] * len(limits)
-    if agent in {"data", "native"}:
-        assert [one["structured"] for one in found] == [{"verdict": "yes"}] * len(limits)
-    else:
-        assert [one["output"] for one in found] == ["done"] * len(limits)
-    if agent == "plain":
-        told = stepfleet("explain", "q0").stdout
-        assert "completed" in told
-        assert "steps: 1 of 1, nothing was left to do" in " ".join(told.split())
+    found = {one["id"]: one for one in stepfleet.lines("out.jsonl")}
+    assert len(found) == len(asked)
+    for number, (agent, limit) in enumerate(asked):
+        result, is_data = found[f"q{number}"], agent in {"data", "native"}
+        said = result["structured"] if is_data else result["output"]
+        expected = {"verdict": "yes"} if is_data else "done"
+        assert (result["status"], said) == ("completed", expected), (agent, limit)
+    told = stepfleet("explain", "q0").stdout
+    assert "completed" in told
+    assert "steps: 1 of 1, nothing was left to do" in " ".join(told.split())
 
 
 def test_the_retry_that_a_run_offers_raises_the_limits_that_stopped_it(

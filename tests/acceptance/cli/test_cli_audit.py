@@ -2,6 +2,7 @@
 
 import getpass
 import socket
+from typing import Any
 
 import orjson
 import pytest

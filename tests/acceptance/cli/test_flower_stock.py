@@ -26,8 +26,6 @@ pytestmark = pytest.mark.timeout(900)
 
 ANN, BOB = "ann:flower-secret-a", "bob:flower-secret-b"
 EVIL = "<img src=x onerror=alert(1)>"
-LOOP = 2.0
-"""Seconds in which Flower answers while requests wait; those wait longer."""
 ROWS = (
     "/tasks/datatable?draw=1&start=0&length=9&order[0][column]=0&order[0][dir]=asc"
     "&columns[0][data]=name&search[value]="
@@ -158,10 +156,12 @@ def test_while_redis_is_away_requests_are_answered_and_flower_goes_on(
         getattr(proxy, trouble)()
         with ThreadPoolExecutor(tabs) as pool:
             reads = [pool.submit(site.api, "/fleet", auth=ANN) for _ in range(tabs)]
+            asked, longest = time.monotonic(), 0.0
             while not all(one.done() for one in reads):
                 began = time.monotonic()
                 assert site.get("/healthcheck")[0] == 200
-                assert time.monotonic() - began < LOOP
+                longest = max(longest, time.monotonic() - began)
+            assert longest < (time.monotonic() - asked) / 2, "it waits with them"
         assert [one.result()[0] for one in reads] == [503] * tabs
         errors = [one.result()[1]["error"] for one in reads]
         assert any("Redis" in one for one in errors)

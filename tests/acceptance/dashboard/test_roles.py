@@ -32,7 +32,7 @@ from stepfleet.worker.testing.server import ModelServer
 pytestmark = pytest.mark.timeout(600)
 CAREFUL = Path(__file__).parents[1] / "agent_modules" / "careful_agents.py"
 ANN, BOB, CAT, DAN = (f"{name}:{name}-secret" for name in ("ann", "bob", "cat", "dan"))
-ROLES = {
+ROLES: dict[str, Any] = {
     "STEPFLEET_FLOWER_OPERATORS": '["ann"]',
     "STEPFLEET_FLOWER_APPROVERS": '["bob"]',
     "STEPFLEET_FLOWER_VIEWERS": '["cat"]',

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from support.documents.documents import ROOT, blocks_of
 from support.servers.redis_servers import short_folder
+from support.workers import warm_starts
 
 from stepfleet.orchestrator import Agent, AsyncFleet
 from stepfleet.orchestrator.agents.loader import load_agents
@@ -85,15 +86,20 @@ def folder() -> Iterator[Path]:
 def run(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run the example's command as it stands on the page."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
-        COMMANDS[name].split(),
-        cwd=folder,
-        env={"PATH": path, **{one: os.environ[one] for one in KEPT if one in os.environ}},
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-    )
+    env = {"PATH": path, **{one: os.environ[one] for one in KEPT if one in os.environ}}
+    command, *arguments = COMMANDS[name].split()
+    if command == "stepfleet":
+        done = warm_starts.run(warm_starts.COMMAND, arguments, env=env, cwd=folder, within=100)
+    else:
+        done = subprocess.run(
+            [command, *arguments],
+            cwd=folder,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 

@@ -1,7 +1,6 @@
 """`stepfleet up` on a Redis of others, asked to stop: its workers hand their runs back."""
 
 import signal
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from support.deadlines import wait_until
 from support.servers.redis_servers import short_folder
 from support.workers.command_line import CommandLine
 from support.workers.frozen import freeze
+from support.workers.warm_starts import Forked
 
 from stepfleet.orchestrator import Fleet
 from stepfleet.worker.testing.scenario import Reply
@@ -39,7 +39,7 @@ def commands(redis_url: str, model: ModelServer) -> Iterator[CommandLine]:
 
 def busy_fleet(
     commands: CommandLine, model: ModelServer, fleet: Fleet, drain: str
-) -> tuple[subprocess.Popen[str], str]:
+) -> tuple[Forked, str]:
     """Start `up` and a run whose model call lasts; return both."""
     model.follow(lambda request: Reply("late", latency=300.0 if request.attempt == 1 else 0.0))
     up = commands.start("up", "--agents", "agents.py", STEPFLEET_DRAIN=drain)

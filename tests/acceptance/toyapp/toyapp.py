@@ -135,7 +135,7 @@ def tidy(name: str) -> Any:
     except SoftTimeLimitExceeded as limit:
 
         async def clean() -> Any:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await notes().rpush("tidied", name)
 
         await_(clean())

@@ -316,7 +316,7 @@ async def settled_by_the_rescuer(desk: Bench, run_id: str) -> None:
     async def is_settled() -> bool:
         return await desk.due(run_id) is None
 
-    await until(is_settled, within=10)
+    await until(is_settled)
 
 
 async def test_a_cancel_goes_down_all_levels_at_once(opened: Opened) -> None:

@@ -168,7 +168,7 @@ async def test_a_worker_that_dies_between_closing_and_waking_leaves_no_run_behin
             dying.setattr(Circuits, "wake", die)
             answers_now(first, say("done"))
             await first.step(runs[0], 0)
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(60):
                 await died.wait()
         await second.step(runs[1], 0)
         await second.breaker.look()
@@ -262,7 +262,7 @@ async def test_an_answer_does_not_wait_for_the_runs_that_its_circuit_wakes(
     async with fleet_of(redis_url, out()) as (_, hands):
         await hands.breaker.failed(SERVICE, "r", out())
         monkeypatch.setattr(Circuits, "wake", slow)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await hands.breaker.answered(SERVICE)
         assert not go_on.is_set(), "its runs are still being woken"
         go_on.set()

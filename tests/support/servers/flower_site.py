@@ -141,9 +141,7 @@ def started_flower(
 
 def restart_flower(commands: CommandLine, site: Site, redis_url: str) -> None:
     """End the `stepfleet flower` of `commands`, and start it again on its port."""
-    for process in commands.processes():
-        process.terminate()
-        process.wait(LONG)
+    commands.stop(within=LONG)
     again = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_FLOWER_BASIC_AUTH": AUTH}
     commands.start("flower", "--port", str(site.port), **again)
     wait_until(lambda: site.get("/")[0] == 200, within=LONG, what="Flower again")

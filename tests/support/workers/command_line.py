@@ -82,7 +82,7 @@ class CommandLine:
         self.folder = folder
         self._env = {name: os.environ[name] for name in _KEPT if name in os.environ}
         self._env |= _QUICK | environment
-        self._started: list[subprocess.Popen[str]] = []
+        self._started: list[warm_starts.Forked] = []
         self.write("agents.py", AGENTS)
         self.write("rules.py", RULES)
 
@@ -125,26 +125,29 @@ class CommandLine:
             within=within,
         )
 
-    def start(self, *arguments: str, **environment: str) -> subprocess.Popen[str]:
-        """Start a command that lasts, cold; its output goes to `started.out` and `started.err`.
+    def start(self, *arguments: str, **environment: str) -> warm_starts.Forked:
+        """Start a command that lasts, warm; its output goes to `started.out` and `started.err`.
 
         These are emptied for it. What an earlier command says from then on is added.
         """
-        with (
-            self.write("started.out", "").open("a") as out,
-            self.write("started.err", "").open("a") as err,
-        ):
-            started = subprocess.Popen(
-                [*COMMAND, *arguments],
-                cwd=self.folder,
-                env={**self._env, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=err,
-                text=True,
-            )
+        is_flower = arguments[0] == "flower"
+        started = warm_starts.start(
+            warm_starts.FLOWER if is_flower else warm_starts.COMMAND,
+            arguments,
+            env={**self._env, **environment},
+            cwd=self.folder,
+            out=self.write("started.out", ""),
+            err=self.write("started.err", ""),
+        )
         self._started.append(started)
         return started
+
+    def stop(self, *, within: float = 60.0) -> None:
+        """End what was started, by SIGTERM, and wait for it."""
+        for started in self._started:
+            if started.poll() is None:
+                started.send_signal(signal.SIGTERM)
+            started.wait(within)
 
     @property
     def said(self) -> str:

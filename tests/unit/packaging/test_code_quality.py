@@ -1,6 +1,7 @@
 """The rules that the code keeps as a whole: what imports what, types, tests that must be there."""
 
 import ast
+import functools
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -74,10 +75,11 @@ def kinds() -> dict[str, set[str]]:
     return found
 
 
-def sources() -> Iterator[tuple[Path, ast.Module]]:
-    for folder in (ROOT / "orchestrator", ROOT / "worker", PACKAGE):
-        for file in folder.rglob("*.py"):
-            yield file, ast.parse(file.read_text(encoding="utf-8"))
+@functools.cache
+def sources() -> list[tuple[Path, ast.Module]]:
+    folders = (ROOT / "orchestrator", ROOT / "worker", PACKAGE)
+    files = [file for folder in folders for file in folder.rglob("*.py")]
+    return [(file, ast.parse(file.read_text(encoding="utf-8"))) for file in files]
 
 
 def test_what_decides_and_the_step_load_neither_celery_nor_redis() -> None:

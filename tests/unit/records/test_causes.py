@@ -99,7 +99,7 @@ def test_the_key_is_the_same_in_every_process_and_survives_json() -> None:
 def test_a_hostile_text_costs_little_and_gives_a_short_form(part: str) -> None:
     began = time.process_time()
     form = common_form(part * 1_000_000)
-    assert time.process_time() - began < 0.5
+    assert time.process_time() - began < 5  # processor seconds
     assert len(form) <= LONGEST
 
 

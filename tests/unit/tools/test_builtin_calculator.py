@@ -137,4 +137,4 @@ def test_any_text_ends_soon_as_a_number_or_a_refusal(expression: str) -> None:
         assert error.message  # noqa: PT017 - either outcome is right
     else:
         assert math.isfinite(value) if isinstance(value, float) else value.bit_length() <= 4096
-    assert time.thread_time() - begun < 2
+    assert time.thread_time() - begun < 10

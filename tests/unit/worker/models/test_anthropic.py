@@ -1,14 +1,13 @@
 """Anthropic's Messages, checked by the types of the official SDK."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
-import anthropic
 import orjson
 import pytest
-from anthropic.types import RawMessageStreamEvent
-from anthropic.types.message_create_params import MessageCreateParamsNonStreaming
 from pydantic import ConfigDict, TypeAdapter, with_config
+from support import vendors
 
 from stepfleet.orchestrator import (
     FinishReason,
@@ -31,6 +30,12 @@ LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", 
 SIGNED = {"type": "thinking", "thinking": "Hm.", "signature": "c2ln"}
 
 
+@cache
+def create() -> TypeAdapter[Any]:
+    params = vendors.anthropic.types.message_create_params.MessageCreateParamsNonStreaming
+    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(params))
+
+
 def body(*messages: Message, settings: dict[str, Any] | None = None, **fields: Any) -> Any:
     request = ModelRequest(
         model="claude-x",
@@ -39,9 +44,7 @@ def body(*messages: Message, settings: dict[str, Any] | None = None, **fields: A
         **fields,
     )
     made = request_body(request)
-    TypeAdapter(
-        with_config(ConfigDict(extra="forbid"))(MessageCreateParamsNonStreaming)
-    ).validate_python(made)
+    create().validate_python(made)
     return made
 
 
@@ -147,7 +150,7 @@ def test_extra_body_overrules() -> None:
 
 
 def test_an_answer_of_the_sdks_types_is_understood() -> None:
-    payload = anthropic.types.Message.model_validate(
+    payload = vendors.anthropic.types.Message.model_validate(
         {
             "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x-1",
             "content": [
@@ -296,13 +299,13 @@ def server() -> Iterator[ModelServer]:
 
 
 @pytest.fixture
-def sdk(server: ModelServer) -> anthropic.Anthropic:
+def sdk(server: ModelServer) -> "vendors.anthropic.Anthropic":
     url = server.url.removesuffix("/v1")
-    return anthropic.Anthropic(base_url=url, api_key="k", max_retries=0)
+    return vendors.anthropic.Anthropic(base_url=url, api_key="k", max_retries=0)
 
 
 def test_the_official_client_understands_the_model_server(
-    server: ModelServer, sdk: anthropic.Anthropic
+    server: ModelServer, sdk: "vendors.anthropic.Anthropic"
 ) -> None:
     """So what our tests are answered with has the form of the service's answers."""
     server.script("hi", Reply("Hello!", (ToolCallReply("look", {"a": 1}),), reasoning="Hm."))
@@ -320,12 +323,12 @@ def test_the_official_client_understands_the_model_server(
         assert answer.stop_reason == "tool_use"
         assert parse_message(answer.to_dict(mode="json"), "m").content == "Hello!"
     server.fail("rate_limited", attempt=None)
-    with pytest.raises(anthropic.RateLimitError):
+    with pytest.raises(vendors.anthropic.RateLimitError):
         sdk.messages.create(**asked)
 
 
 def test_a_stream_gets_the_answer_that_is_sent_whole(
-    server: ModelServer, sdk: anthropic.Anthropic
+    server: ModelServer, sdk: "vendors.anthropic.Anthropic"
 ) -> None:
     server.script("hi", Reply("Hello!", (ToolCallReply("look", {"a": [1, "é"]}),), reasoning="Hm."))
     tool: Any = {"name": "look", "input_schema": {"type": "object"}}
@@ -334,7 +337,7 @@ def test_a_stream_gets_the_answer_that_is_sent_whole(
         "messages": [{"role": "user", "content": "hi"}],
     }  # fmt: skip
     events = [one.to_dict(mode="json") for one in sdk.messages.create(**asked, stream=True)]
-    adapter: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+    adapter: TypeAdapter[Any] = TypeAdapter(vendors.anthropic.types.RawMessageStreamEvent)
     for event in events:
         adapter.validate_python(event)
     read = streamed([orjson.dumps(event) for event in events])

@@ -1,14 +1,12 @@
 """Blocks on each provider: where they stand, by the types of the official SDKs."""
 
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
 import pytest
-from anthropic.types import MessageParam, ToolParam
-from google.genai import types
-from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolParam
-from openai.types.responses import ResponseInputItemParam
 from pydantic import TypeAdapter
+from support import vendors
 
 from stepfleet.orchestrator import (
     Message,
@@ -44,6 +42,20 @@ MODELS = {
 }
 
 
+@cache
+def turns(provider: str) -> TypeAdapter[Any]:
+    """Return what an SDK takes as a conversation."""
+    match provider:
+        case "openai":
+            return TypeAdapter(list[vendors.openai.types.chat.ChatCompletionMessageParam])
+        case "openai-responses":
+            return TypeAdapter(list[vendors.openai.types.responses.ResponseInputItemParam])
+        case "anthropic":
+            return TypeAdapter(list[vendors.anthropic.types.MessageParam])
+        case _:
+            return TypeAdapter(list[vendors.genai.types.Content])
+
+
 def sent(provider: str, *messages: Message) -> Any:
     """Return what a request has of the messages, held to the SDK's types."""
     model = MODELS[provider]
@@ -52,17 +64,13 @@ def sent(provider: str, *messages: Message) -> Any:
     match provider:
         case "openai":
             found = chat_body(request, official=True)["messages"]
-            adapter: TypeAdapter[Any] = TypeAdapter(list[ChatCompletionMessageParam])
         case "openai-responses":
             found = responses_body(request)["input"]
-            adapter = TypeAdapter(list[ResponseInputItemParam])
         case "anthropic":
             found = anthropic_body(request)["messages"]
-            adapter = TypeAdapter(list[MessageParam])
         case _:
             found = google_body(request)["contents"]
-            adapter = TypeAdapter(list[types.Content])
-    adapter.validate_python(found)
+    turns(provider).validate_python(found)
     return found
 
 
@@ -176,8 +184,8 @@ def test_strict_mode_is_sent_only_for_schemas_that_it_takes(asked: bool | None) 
     request = ModelRequest(model="m", messages=(Message.user("hi"),), tools=tools)
     chat = chat_body(request, official=True)["tools"]
     claude = anthropic_body(request)["tools"]
-    TypeAdapter(list[ChatCompletionToolParam]).validate_python(chat)
-    TypeAdapter(list[ToolParam]).validate_python(claude)
+    TypeAdapter(list[vendors.openai.types.chat.ChatCompletionToolParam]).validate_python(chat)
+    TypeAdapter(list[vendors.anthropic.types.ToolParam]).validate_python(claude)
     unless_off = None if asked is False else True
     assert [one["function"].get("strict") for one in chat] == [unless_off, None]
     answered = [one["strict"] for one in responses_body(request)["tools"]]

@@ -5,8 +5,7 @@ from typing import Any
 
 import orjson
 import pytest
-from google import genai
-from google.genai import errors, types
+from support import vendors
 
 from stepfleet.orchestrator import (
     FinishReason,
@@ -40,11 +39,11 @@ def body(*messages: Message, settings: dict[str, Any] | None = None, **fields: A
     )
     made = request_body(request)
     for turn in made["contents"]:
-        types.Content.model_validate(turn)
-    types.GenerationConfig.model_validate(made.get("generationConfig", {}))
-    types.ToolConfig.model_validate(made.get("toolConfig", {}))
+        vendors.genai.types.Content.model_validate(turn)
+    vendors.genai.types.GenerationConfig.model_validate(made.get("generationConfig", {}))
+    vendors.genai.types.ToolConfig.model_validate(made.get("toolConfig", {}))
     for tool in made.get("tools", ()):
-        types.Tool.model_validate(tool)
+        vendors.genai.types.Tool.model_validate(tool)
     return made
 
 
@@ -103,7 +102,7 @@ def test_reasoning_is_requested_by_effort_or_budget(
 def parsed(parts: list[dict[str, Any]], **fields: Any) -> LLMResponse:
     candidate = {"content": {"role": "model", "parts": parts}, "finishReason": "STOP", **fields}
     payload = {"candidates": [candidate], "modelVersion": "gemini-x-1"}
-    types.GenerateContentResponse.model_validate(payload)
+    vendors.genai.types.GenerateContentResponse.model_validate(payload)
     return parse_content(payload, "gemini-x")
 
 
@@ -248,12 +247,14 @@ def server() -> Iterator[ModelServer]:
 def test_the_official_client_understands_the_model_server(server: ModelServer) -> None:
     """So what our tests are answered with has the form of the service's answers."""
     url = server.url.removesuffix("/v1")
-    client = genai.Client(api_key="k", http_options=types.HttpOptions(base_url=url))
+    client = vendors.genai.Client(
+        api_key="k", http_options=vendors.genai.types.HttpOptions(base_url=url)
+    )
     server.script("hi", Reply("Hello!", (ToolCallReply("look", {"a": 1}),), reasoning="Hm."))
-    declared = types.FunctionDeclaration(name="look", description="Look.")
-    config = types.GenerateContentConfig(
-        tools=[types.Tool(function_declarations=[declared])],
-        automatic_function_calling=types.AutomaticFunctionCallingConfig(disable=True),
+    declared = vendors.genai.types.FunctionDeclaration(name="look", description="Look.")
+    config = vendors.genai.types.GenerateContentConfig(
+        tools=[vendors.genai.types.Tool(function_declarations=[declared])],
+        automatic_function_calling=vendors.genai.types.AutomaticFunctionCallingConfig(disable=True),
     )
     whole = client.models.generate_content(model="gemini-x", contents="hi", config=config)
     pieces = client.models.generate_content_stream(model="gemini-x", contents="hi", config=config)
@@ -261,12 +262,12 @@ def test_the_official_client_understands_the_model_server(server: ModelServer) -
     assert whole.function_calls is not None
     assert whole.function_calls[0].args == {"a": 1}
     assert whole.candidates is not None
-    assert whole.candidates[0].finish_reason is types.FinishReason.STOP
+    assert whole.candidates[0].finish_reason is vendors.genai.types.FinishReason.STOP
     texts = [part.text for part in streamed if part.text and not part.thought]
     assert "".join(texts) == "Hello!"
     assert server.violations == ()
     server.fail("unauthorized", attempt=None)
-    with pytest.raises(errors.ClientError, match="API key not valid"):
+    with pytest.raises(vendors.genai.errors.ClientError, match="API key not valid"):
         client.models.generate_content(model="gemini-x", contents="hi", config=config)
 
 

@@ -1,14 +1,13 @@
 """OpenAI's Responses, checked by the types of the official SDK and by its client."""
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
-import openai
 import orjson
 import pytest
-from openai.types.responses import Response
-from openai.types.responses.response_create_params import ResponseCreateParamsNonStreaming
 from pydantic import ConfigDict, TypeAdapter, with_config
+from support import vendors
 
 from stepfleet.orchestrator import (
     FinishReason,
@@ -39,7 +38,13 @@ CLOSED = {
 }
 LOOK = ToolSpec(name="look", description="Look.", parameters={"type": "object", "properties": {}})
 THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "xyz"}
-CREATE = TypeAdapter(with_config(ConfigDict(extra="forbid"))(ResponseCreateParamsNonStreaming))
+
+
+@cache
+def create() -> TypeAdapter[Any]:
+    params = vendors.openai.types.responses.response_create_params
+    made = params.ResponseCreateParamsNonStreaming
+    return TypeAdapter(with_config(ConfigDict(extra="forbid"))(made))
 
 
 def body(*messages: Message, settings: dict[str, Any] | None = None, **fields: Any) -> Any:
@@ -50,7 +55,7 @@ def body(*messages: Message, settings: dict[str, Any] | None = None, **fields: A
         **fields,
     )
     made = request_body(request)
-    CREATE.validate_python(made)
+    create().validate_python(made)
     return made
 
 
@@ -92,7 +97,10 @@ def answered(output: list[dict[str, Any]], **fields: Any) -> LLMResponse:
         "model": "gpt-x-1", "output": output, "parallel_tool_calls": True, "tools": [],
         "tool_choice": "auto", **fields,
     }  # fmt: skip
-    return parse_response(Response.model_validate(payload).to_dict(mode="json"), "gpt-x")
+    return parse_response(
+        vendors.openai.types.responses.Response.model_validate(payload).to_dict(mode="json"),
+        "gpt-x",
+    )
 
 
 def text(words: str) -> dict[str, Any]:
@@ -193,7 +201,7 @@ def server() -> Iterator[ModelServer]:
 
 def test_the_official_client_understands_the_model_server(server: ModelServer) -> None:
     """So what our tests are answered with has the form of the service's answers."""
-    client = openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
+    client = vendors.openai.OpenAI(base_url=server.url, api_key="k", max_retries=0)
     server.script("hi", Reply("Hello!", (ToolCallReply("look", {"a": 1}),), reasoning="Hm."))
     tool: Any = {"type": "function", "name": "look", "parameters": CLOSED, "strict": True}
     whole = client.responses.create(model="gpt-x", input="hi", tools=[tool])
@@ -205,7 +213,7 @@ def test_the_official_client_understands_the_model_server(server: ModelServer) -
         kinds = [item.type for item in answer.output]
         assert kinds == ["reasoning", "message", "function_call"]
     server.fail("rate_limited", attempt=None)
-    with pytest.raises(openai.RateLimitError):
+    with pytest.raises(vendors.openai.RateLimitError):
         client.responses.create(model="gpt-x", input="hi", tools=[tool])
 
 
@@ -381,7 +389,7 @@ def test_what_a_model_says_on_its_way_is_not_its_answer_and_goes_back_with_its_p
     assert bool(no_answer(answer, allowed=False)) == (not back and back is not None)
     sent = Message.assistant(answer.as_content, answer.tool_calls or ())
     made = request_body(ModelRequest(model="gpt-x", messages=(Message.user("hi"), sent)))["input"]
-    CREATE.validate_python({"model": "gpt-x", "input": made})
+    create().validate_python({"model": "gpt-x", "input": made})
     if back is not None:
         assert made[1:] == back
 
