@@ -21,15 +21,15 @@ def doctor(
     agents: options.MaybeAgentsRef = None,
     live: Annotated[
         bool,
-        typer.Option("--live", help="Probe of a container: Redis answers, and this host reports."),
+        typer.Option("--live", help="Probe of a container: does a process of this host hang?"),
     ] = False,
     json: options.Json = False,
     data: options.Data = options.DATA_FOLDER,
 ) -> int:
     """Check the set-up, and name the fix for each problem. Sends no prompt.
 
-    With --live only whether Redis answers, and whether a worker or keeper of this host has reported
-    to it within a lease: exit code 0 or 1, within two seconds.
+    With --live only whether a worker or keeper of this host has reported to Redis within a lease:
+    exit code 0 or 1. A Redis that is away is no reason to restart them: 0, with a warning.
     """
     if live:
         return probe()
@@ -40,7 +40,10 @@ def doctor(
 
 def probe() -> int:
     """Print which processes of this host are alive, or why none is; return the exit code."""
-    from stepfleet.orchestrator.errors import AgentException  # noqa: PLC0415 - help loads nothing
+    from stepfleet.orchestrator.errors import (  # noqa: PLC0415 - help loads nothing
+        AgentException,
+        StoreError,
+    )
     from stepfleet.orchestrator.settings.settings import load_settings  # noqa: PLC0415 - as above
     from stepfleet.orchestrator.store.fleet.servers import query  # noqa: PLC0415 - as above
 
@@ -48,6 +51,9 @@ def probe() -> int:
         settings = load_settings()
         read = partial(reported_here, settings.prefix, settings.lease)
         found = query(settings.store, read, seconds=_SECONDS)
+    except StoreError as error:
+        sys.stderr.write(f"nobody can tell, and workers wait for it: {error}\n")
+        return COMPLETED
     except AgentException as error:
         sys.stderr.write(f"{error}\n")
         return SOME_FAILED

@@ -546,7 +546,7 @@ def worker(
 def keeper(
     *,
     port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Serves /live, /scale and /metrics; 0: any.")
+        int, typer.Option(min=0, max=65535, help="Serves /live, /ready, /scale, /metrics; 0: any.")
     ] = 9460,
     host: Annotated[str, typer.Option(help="The address to serve at.")] = "127.0.0.1",
     data: options.Data = options.DATA_FOLDER,

@@ -49,13 +49,13 @@ END_SECONDS = 8.0
 REPORT_SECONDS = 20.0
 """It reports at least so often, and reads the workers' reports; each third of a lease if sooner."""
 SILENT_SECONDS = 60.0
-"""A keeper that has not read Redis for so long is not live."""
+"""A keeper that has not read Redis for so long is not ready."""
 AGAIN_SECONDS = 1.0
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 FORMAT = "[%(asctime)s: %(levelname)s] %(message)s"
 DOES = (
     "keeper %s: looks after overdue and delayed runs, schedules, batches, records, limits,"
-    " circuits and %d sinks of events; does no steps; %s serves /live, /scale and /metrics"
+    " circuits and %d sinks of events; does no steps; %s serves /live, /ready, /scale and /metrics"
 )
 
 
@@ -70,7 +70,7 @@ class Keeper:
         self._rescued = 0
         self._metrics: FleetMetrics | None = None
         pages = {"/scale": self._scale, "/metrics": self._show_metrics}
-        self.server = SmallServer(pages, {"/live": self._live})
+        self.server = SmallServer(pages, {"/live": self._live, "/ready": self._ready})
 
     async def run(self, address: str) -> None:
         """Keep the fleet until cancelled; waits for a Redis that is away."""
@@ -132,13 +132,17 @@ class Keeper:
         self._rescued += many
 
     async def _live(self, _: Mapping[str, str]) -> Page:
+        """Answer, which shows that the loop turns: a restart brings no Redis back."""
+        return json_page({"live": True})
+
+    async def _ready(self, _: Mapping[str, str]) -> Page:
         silent = time.monotonic() - self._read_at
         if silent <= SILENT_SECONDS:
-            return json_page({"live": True, "read_seconds_ago": round(silent, 1)})
+            return json_page({"ready": True, "read_seconds_ago": round(silent, 1)})
         why = self._why_not
         if math.isfinite(silent):
             why = f"Redis was read {silent:.0f} s ago: it does not answer"
-        return json_page({"live": False, "error": why}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return json_page({"ready": False, "error": why}, HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _scale(self, query: Mapping[str, str]) -> Page:
         store = self._connected()

@@ -60,7 +60,7 @@ def test_a_worker_that_answers_is_well_behind_sentinels_and_on_a_cluster(
         worker.end()
 
 
-def test_a_host_without_a_living_worker_and_a_redis_that_is_away_are_reported(
+def test_a_host_without_a_living_worker_is_reported_and_a_redis_that_is_away_is_not_its_fault(
     redis_url: str, redis_server: RedisServer
 ) -> None:
     """OPS-03: a dead process's report, and one of another host, are not taken for it."""
@@ -76,4 +76,6 @@ def test_a_host_without_a_living_worker_and_a_redis_that_is_away_are_reported(
         assert checked({"STEPFLEET_REDIS_URL": redis_url})[0] == 0
         assert checked({"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_PREFIX": "other:"})[0] == 1
     code, said = checked({"STEPFLEET_REDIS_URL": f"redis://127.0.0.1:{free_port()}/0"})
-    assert (code, "cannot be reached" in said, "Traceback" in said) == (1, True, False)
+    assert (code, "cannot be reached" in said, "Traceback" in said) == (0, True, False)
+    code, said = checked({"STEPFLEET_REDIS_URL": "nonsense"})
+    assert (code, "redis_url" in said) == (1, True)

@@ -205,12 +205,13 @@ def test_a_keeper_waits_for_redis_tells_so_and_ends_while_redis_is_away(
     address = f"http://127.0.0.1:{port}"
     keeper = start_keeper(server.url, starts=False).launch(port)
     wait_until(lambda: "waiting for the store" in keeper.log, within=LONG, what="its wait")
-    status, said = keeper.get("/live", address)
-    assert (status, said["live"]) == (503, False)
+    assert keeper.get("/live", address)[0] == 200, "a restart would not help"
+    status, said = keeper.get("/ready", address)
+    assert (status, said["ready"]) == (503, False)
     assert "cannot be reached" in said["error"]
     assert keeper.get("/scale", address)[0] == 503
     server.start()
-    wait_until(lambda: keeper.get("/live", address)[0] == 200, within=LONG, what="its life")
+    wait_until(lambda: keeper.get("/ready", address)[0] == 200, within=LONG, what="Redis")
     with Fleet(server.url) as fleet, redis.Redis.from_url(server.url) as client:
         server.kill()
         server.start()
@@ -226,7 +227,7 @@ def test_a_keeper_ends_at_once_and_signs_off(
 ) -> None:
     """OPS-03: its probe, its pages and the fleet's overview show it while it lives."""
     keeper = start_keeper(starts=False).start(cold=True)
-    assert keeper.get("/live")[0] == 200
+    assert keeper.get("/live")[0] == keeper.get("/ready")[0] == 200
     status, metrics = keeper.get("/metrics")
     assert status == 200
     assert b"stepfleet_workers 0.0" in metrics
