@@ -90,15 +90,16 @@ def _counter() -> defaultdict[Any, float]:
 class FleetDemand:
     """What was found: runs by what they need, and the calls of tools by queue.
 
-    `ready` and `due` count steps by the limits that they need room under; `calls` and `held_calls`
-    calls of tools without and with a worker. `waits` counts what is left out, by cause.
-    `estimated`: of more runs than were looked at.
+    `ready`, `due` and `lined` count steps by the limits that they need room under, the last those
+    that wait in a line for it; `calls` and `held_calls` calls of tools without and with a worker.
+    `waits` counts what is left out, by cause. `estimated`: of more runs than were looked at.
     """
 
     active: int = 0
     held: float = 0.0
     ready: defaultdict[tuple[str, ...], float] = field(default_factory=_counter)
     due: defaultdict[tuple[str, ...], float] = field(default_factory=_counter)
+    lined: defaultdict[tuple[str, ...], float] = field(default_factory=_counter)
     calls: defaultdict[str, float] = field(default_factory=_counter)
     held_calls: defaultdict[str, float] = field(default_factory=_counter)
     kept_calls: defaultdict[str, float] = field(default_factory=_counter)
@@ -155,11 +156,8 @@ async def fleet_demand(store: Store) -> FleetDemand:
     await _look_at_limits(store, needy, found)
     for one in looks:
         _enter(found, one, need_of(one, now))
-    waiting = ("HLEN", store.keys.of(keys.LIMIT_WAITING))
     paused = (("ZCARD", f"{store.keys.tag(n)}runs:paused") for n in range(store.keys.shards))
-    in_line, *halted = await store.connection.execute_all(waiting, *paused)
-    found.waits[LIMITS] = int(in_line)
-    found.waits[PAUSED] += sum(halted)
+    found.waits[PAUSED] += sum(await store.connection.execute_all(*paused))
     return found
 
 
@@ -169,6 +167,8 @@ def _enter(found: FleetDemand, look: RunLook, need: str) -> None:
     elif need in (READY, DUE):
         limits = () if look.is_granted else look.limits
         (found.ready if need == READY else found.due)[limits] += look.weight
+    elif need == LIMITS:
+        found.lined[look.limits] += look.weight
     else:
         found.waits[need] += look.weight
     for one in look.calls:

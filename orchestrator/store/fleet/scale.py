@@ -211,7 +211,7 @@ async def recent_signals(store: Store) -> dict[str, ScaleSignal]:
 
 
 async def _room(store: Store, demand: FleetDemand) -> dict[str, float]:
-    groups = (*demand.ready, *demand.due)
+    groups = (*demand.ready, *demand.due, *demand.lined)
     names = sorted({name for some in groups for name in some if not name.startswith(STARTS)})
     if not names:
         return {}
@@ -234,7 +234,7 @@ def _signal(
     parts = work_of(demand)
     if is_steps:
         asked = sum(one.queued + one.due_soon for one in demand.groups)
-        waits[LIMITS] = waits.get(LIMITS, 0) + asked - sum(parts[:2])
+        waits[LIMITS] = asked + _without_room(found, room) - sum(parts[:2])
     slots, living, each = slots_of(seen, queue, store.settings.slots)
     each = slots_per_worker or each
     queued, due_soon, in_hand = map(_whole, parts)
@@ -254,13 +254,26 @@ def _signal(
 
 
 def _of_steps(found: FleetDemand, room: Mapping[str, float]) -> ScaleDemand:
+    """Return the demand of steps. Of those in a line, what there will be room for is due soon."""
     groups = tuple(
         StepGroup(
-            limits=limits, queued=found.ready.get(limits, 0), due_soon=found.due.get(limits, 0)
+            limits=limits,
+            queued=found.ready.get(limits, 0),
+            due_soon=found.due.get(limits, 0)
+            + (found.lined.get(limits, 0) if has_room(limits, room) else 0),
         )
-        for limits in sorted({*found.ready, *found.due})
+        for limits in sorted({*found.ready, *found.due, *found.lined})
     )
     return ScaleDemand(in_hand=found.held, groups=groups, room=dict(room))
+
+
+def has_room(limits: Iterable[str], room: Mapping[str, float]) -> bool:
+    """Return whether the room is known of a step that waits in a line: something keeps it there."""
+    return any(name in room for name in limits)
+
+
+def _without_room(found: FleetDemand, room: Mapping[str, float]) -> float:
+    return sum(many for limits, many in found.lined.items() if not has_room(limits, room))
 
 
 def _of_tools(found: FleetDemand, queue: str) -> ScaleDemand:

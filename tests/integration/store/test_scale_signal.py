@@ -22,7 +22,7 @@ from stepfleet.orchestrator.store.circuits import Circuits
 from stepfleet.orchestrator.store.fleet import demand
 from stepfleet.orchestrator.store.fleet.figures import fleet_figures
 from stepfleet.orchestrator.store.fleet.scale import scale_signal
-from stepfleet.orchestrator.store.keys import SCALE, WORKERS
+from stepfleet.orchestrator.store.keys import LIMIT_WAITING, SCALE, WORKERS
 from stepfleet.orchestrator.store.store import Store
 from stepfleet.worker.runtime.circuits import CircuitBreaker
 
@@ -118,6 +118,29 @@ async def test_a_budget_on_hold_is_not_work(fleet: AsyncFleet) -> None:
     assert await numbers(fleet) == (0, 0, {"limits": 5})
     await fleet.limits.set("tenant:acme", calls=100)
     assert await numbers(fleet) == (5, 5, {})
+
+
+async def test_what_waits_in_a_line_is_work_as_far_as_a_minute_has_room(
+    fleet: AsyncFleet, redis_url: str
+) -> None:
+    """OPS-02: a slow batch keeps a worker; what is paused meanwhile is counted once, as paused."""
+    agent = Agent("plain", model=Script([say("done")]))
+    await fleet.limits.set(agent.config.model, requests_per_minute=12)
+    batch = await fleet.submit_batch([{"id": f"{n}", "input": "x"} for n in range(40)], agent)
+    store = await store_of(fleet)
+    ids = [one.run_id for one in (await fleet.runs.page(limit=40)).runs]
+    async with worked_on(redis_url, agent, *ids):
+        lined = ("HLEN", store.keys.of(LIMIT_WAITING))
+        await until(lambda: at_least(store, lined, 20), what="a line")
+    found = await fleet.scale(slots_per_worker=1)
+    assert 1 <= found.wanted <= 13
+    assert found.waits["limits"] + found.work == (await fleet.overview()).active
+    await batch.pause()
+    assert await numbers(fleet) == (0, 0, {"paused": found.waits["limits"] + found.work})
+
+
+async def at_least(store: Store, count: tuple[str, str], least: int) -> bool:
+    return int(await store.connection.execute(*count)) >= least
 
 
 async def test_people_and_children_are_not_work(fleet: AsyncFleet, redis_url: str) -> None:
