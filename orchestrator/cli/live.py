@@ -96,5 +96,7 @@ def reported_here(prefix: str, lease: float, client: Any) -> list[str]:
 
 
 def _seen_at(report: str) -> float:
-    """Return the time of a report, in seconds since 1970 by Redis's clock."""
-    return float(orjson.loads(report).get("seen", 0))
+    """Return the time of a report, in seconds since 1970 by Redis's clock; 0 if it has none."""
+    with suppress(ValueError, TypeError, AttributeError):
+        return float(orjson.loads(report).get("seen", 0))
+    return 0.0

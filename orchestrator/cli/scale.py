@@ -35,6 +35,10 @@ def scale(
             help="Slots of a new worker; else as those alive have, or the settings.",
         ),
     ] = None,
+    beside: Annotated[
+        int,
+        typer.Option("--beside", min=0, help="Workers that are there anyway: none of the wanted."),
+    ] = 0,
     wanted: Annotated[
         bool, typer.Option("--wanted", help="Print the number of workers only.")
     ] = False,
@@ -46,7 +50,8 @@ def scale(
     What waits for limits, services, people or other runs needs no worker.
     """
     found = with_fleet(
-        data, lambda fleet: fleet.scale(queue=queue, slots_per_worker=slots_per_worker)
+        data,
+        lambda fleet: fleet.scale(queue=queue, slots_per_worker=slots_per_worker, beside=beside),
     )
     if wanted:
         typer.echo(found.wanted)

@@ -175,15 +175,16 @@ class AsyncFleet:
         return await overview(await self._session.store())
 
     async def scale(
-        self, *, queue: str | None = None, slots_per_worker: int | None = None
+        self, *, queue: str | None = None, slots_per_worker: int | None = None, beside: int = 0
     ) -> ScaleSignal:
         """Return how many workers there should be, of the queue of steps or of tools.
 
-        A new worker has `slots_per_worker`; None: as many as those alive. Raises
-        `ConfigurationError` for an empty queue, and less than one slot.
+        A new worker has `slots_per_worker`; None: as many as those alive. `beside` workers are
+        there whatever is wanted, and not counted in `wanted`. Raises `ConfigurationError` for an
+        empty queue, less than one slot, and less than none beside.
         """
         store = await self._session.store()
-        return await scale_signal(store, queue, slots_per_worker=slots_per_worker)
+        return await scale_signal(store, queue, slots_per_worker=slots_per_worker, beside=beside)
 
     @changes("pause", "fleet")
     async def pause(self) -> None:

@@ -51,6 +51,9 @@ REPORT_SECONDS = 20.0
 SILENT_SECONDS = 60.0
 """A keeper that has not read Redis for so long is not ready."""
 AGAIN_SECONDS = 1.0
+FIGURES_SECONDS = 2.0
+"""For how long a page of metrics waits for Redis."""
+_DIGITS = 6
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 FORMAT = "[%(asctime)s: %(levelname)s] %(message)s"
 DOES = (
@@ -145,11 +148,17 @@ class Keeper:
         return json_page({"ready": False, "error": why}, HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def _scale(self, query: Mapping[str, str]) -> Page:
+        """Answer with the signal of a `queue`, for autoscalers of others than `beside` workers."""
+        if unknown := ", ".join(query.keys() - {"queue", "beside"}):
+            raise ConfigurationError(f"{unknown}: not known; there are queue and beside")
+        beside = query.get("beside", "0")
+        if not (beside.isascii() and beside.isdecimal() and len(beside) <= _DIGITS):
+            raise ConfigurationError("beside must be a number of workers, such as 2")
         store = self._connected()
         from stepfleet.orchestrator.store.fleet.scale import scale_signal  # noqa: PLC0415 - if asked
 
-        signal_now = await scale_signal(store, query.get("queue"))
-        return json_page(signal_now.model_dump(mode="json"))
+        found = await scale_signal(store, query.get("queue"), beside=int(beside))
+        return json_page(found.model_dump(mode="json"))
 
     async def _show_metrics(self, _: Mapping[str, str]) -> Page:
         if find_spec("prometheus_client") is None:
@@ -162,7 +171,8 @@ class Keeper:
         rescued, self._rescued = self._rescued, 0
         self._metrics.rescued(rescued)
         try:
-            self._metrics.show_fleet(await fleet_figures(self._connected()))
+            async with asyncio.timeout(FIGURES_SECONDS):  # a Redis that is away is shown as such
+                self._metrics.show_fleet(await fleet_figures(self._connected()))
         except (AgentException, RedisError, OSError) as error:
             log.debug("the fleet's figures cannot be read: %s", error)
             self._metrics.show_fleet(None)

@@ -19,9 +19,9 @@ from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 log = logging.getLogger(__name__)
 
 MOST_AT_ONCE = 8
-"""Requests that are answered at once; one more gets 503."""
+"""Requests for `pages` that are answered at once; one more gets 503."""
 MOST_OPEN = 64
-"""Connections; one more is closed without a word."""
+"""Connections that have sent no request so far; one more takes the place of the oldest."""
 MOST_KNOWN = 32
 """Answers that are kept for a second."""
 HEAD_BYTES = 8192
@@ -62,7 +62,8 @@ class SmallServer:
     def __init__(self, pages: Mapping[str, Make], live: Mapping[str, Make]) -> None:
         self._pages = pages
         self._live = live
-        self._open = 0
+        self._answering = 0
+        self._silent: dict[asyncio.StreamWriter, None] = {}
         self._known: dict[tuple[str, str], tuple[float, asyncio.Future[Page]]] = {}
 
     @asynccontextmanager
@@ -82,11 +83,13 @@ class SmallServer:
             server.close()
 
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open += 1
+        self._silent[writer] = None
+        if len(self._silent) > MOST_OPEN:
+            oldest = next(iter(self._silent))
+            del self._silent[oldest]
+            oldest.transport.abort()
         try:
-            if self._open > MOST_OPEN:
-                raise ConnectionAbortedError
-            page = await self._page_of(reader)
+            page = await self._page_of(reader, writer)
             writer.write(_head(page) + page.body)
             async with asyncio.timeout(READ_SECONDS):
                 await writer.drain()
@@ -95,17 +98,15 @@ class SmallServer:
         except (OSError, asyncio.IncompleteReadError):  # it has left; also a TimeoutError
             writer.transport.abort()
         finally:
-            self._open -= 1
+            self._silent.pop(writer, None)
 
-    async def _page_of(self, reader: asyncio.StreamReader) -> Page:
-        is_busy = self._open > MOST_AT_ONCE
+    async def _page_of(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Page:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.LimitOverrunError:
             return _problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "the request is too long")
-        if is_busy:  # said only now: a client reads no answer that comes before its request
-            return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at once")
+        self._silent.pop(writer, None)
         return await self._answer(*head.split(b"\r\n", 1)[0].decode("latin-1").split(" "))
 
     async def _answer(self, method: str, address: str = "", *_: str) -> Page:
@@ -113,13 +114,19 @@ class SmallServer:
             return _problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
         try:
             asked = urlsplit(address)
-            query = dict(parse_qsl(asked.query, max_num_fields=10))
+            query = dict(parse_qsl(asked.query, keep_blank_values=True, max_num_fields=10))
         except ValueError:
             return _problem(HTTPStatus.BAD_REQUEST, "the address cannot be read")
         if make := self._live.get(asked.path):
             return await _made(make, query)
         if make := self._pages.get(asked.path):
-            return await self._kept((asked.path, asked.query), make, query)
+            if self._answering >= MOST_AT_ONCE:
+                return _problem(HTTPStatus.SERVICE_UNAVAILABLE, "too many requests at once")
+            self._answering += 1
+            try:
+                return await self._kept((asked.path, asked.query), make, query)
+            finally:
+                self._answering -= 1
         known = ", ".join((*self._live, *self._pages))
         return _problem(HTTPStatus.NOT_FOUND, f"there are: {known}")
 

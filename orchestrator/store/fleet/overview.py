@@ -129,24 +129,28 @@ class Need(Record):
 def workers_seen(reports: Mapping[str, str], *, now: float, lease: float) -> list[WorkerSeen]:
     """Return the workers behind `reports`; those silent for half a lease count as gone.
 
-    Beyond the end of its last leases it holds nothing. `now` and `lease` are in seconds.
+    Beyond the end of its last leases it holds nothing. `now` and `lease` are in seconds. A report
+    that this version cannot read tells only that there is one: a silent worker of that name.
     """
-    found = []
-    for process, report in sorted(reports.items()):
+    found = [_worker_seen(process, text, now, lease) for process, text in sorted(reports.items())]
+    return sorted(found, key=lambda one: one.name)
+
+
+def _worker_seen(process: str, report: str, now: float, lease: float) -> WorkerSeen:
+    try:
         state = orjson.loads(report)
         ago = max(now - float(state.get("seen", 0)), 0.0)
         if ago > lease * 1.5:  # it may have renewed them between its last report and the next
             state["held"] = 0
-        found.append(
-            WorkerSeen(
-                name=state.get("name", process),
-                process=process,
-                seen_seconds_ago=round(ago, 1),
-                **{field: state[field] for field in _REPORTED if field in state},
-                alive=ago <= lease / 2 and not is_gone_here(process, socket.gethostname()),
-            )
+        return WorkerSeen(
+            name=state.get("name", process),
+            process=process,
+            seen_seconds_ago=round(ago, 1),
+            **{field: state[field] for field in _REPORTED if field in state},
+            alive=ago <= lease / 2 and not is_gone_here(process, socket.gethostname()),
         )
-    return sorted(found, key=lambda one: one.name)
+    except (ValueError, TypeError, AttributeError):  # no JSON, or not of these fields
+        return WorkerSeen(name=process, process=process, seen_seconds_ago=now, alive=False)
 
 
 def keepers_seen(reports: Mapping[str, str], *, now: float, lease: float) -> list[KeeperSeen]:

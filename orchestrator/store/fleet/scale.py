@@ -172,20 +172,28 @@ def slots_of(seen: Iterable[WorkerSeen], queue: str, default: int) -> tuple[int,
 
 
 async def scale_signal(
-    store: Store, queue: str | None = None, *, slots_per_worker: int | None = None
+    store: Store,
+    queue: str | None = None,
+    *,
+    slots_per_worker: int | None = None,
+    beside: int = 0,
 ) -> ScaleSignal:
     """Return the signal of a queue: that of steps, or one of tools.
 
-    Where nobody says how many slots a new worker has, it has as many as those that live. Raises
-    `StoreError`, and `ConfigurationError` for wrong arguments.
+    Where nobody says how many slots a new worker has, it has as many as those that live. `beside`
+    workers are there whatever is wanted: `wanted` is without them. Raises `StoreError`, and
+    `ConfigurationError` for wrong arguments.
     """
     if queue == "":
         raise ConfigurationError("the queue is empty; name one, such as gpu, or leave it out")
     if slots_per_worker is not None and slots_per_worker < 1:
         raise ConfigurationError("slots per worker must be 1 or more")
+    if beside < 0:
+        raise ConfigurationError("beside must be 0 workers or more")
     demand, seen = await fleet_demand(store), await workers(store)
     of = queue or store.settings.queue
-    return _signal(store, demand, await _room(store, demand), seen, of, slots_per_worker)
+    found = _signal(store, demand, await _room(store, demand), seen, of, slots_per_worker)
+    return found.model_copy(update={"wanted": max(found.wanted - beside, 0)})
 
 
 async def recent_signals(store: Store) -> dict[str, ScaleSignal]:

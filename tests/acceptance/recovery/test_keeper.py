@@ -210,6 +210,8 @@ def test_a_keeper_waits_for_redis_tells_so_and_ends_while_redis_is_away(
     assert (status, said["ready"]) == (503, False)
     assert "cannot be reached" in said["error"]
     assert keeper.get("/scale", address)[0] == 503
+    status, metrics = keeper.get("/metrics", address)
+    assert (status, b"stepfleet_store_up 0.0" in metrics) == (200, True)
     server.start()
     wait_until(lambda: keeper.get("/ready", address)[0] == 200, within=LONG, what="Redis")
     with Fleet(server.url) as fleet, redis.Redis.from_url(server.url) as client:
@@ -248,4 +250,7 @@ def test_the_keeper_answers_the_signal_for_autoscalers(start_keeper: StartKeeper
     keeper = start_keeper()
     status, signal_now = keeper.get("/scale")
     assert (status, signal_now["work"], signal_now["slots"]) == (200, 0, 0)
-    assert keeper.get("/scale?queue=gpu")[0] == 200
+    assert keeper.get("/scale?queue=gpu&beside=2")[0] == 200
+    for wrong in ("queu=gpu", "queue=gpu&beside=-1", "beside=x", "queue="):
+        status, said = keeper.get(f"/scale?{wrong}")
+        assert (status, bool(said["error"])) == (400, True)

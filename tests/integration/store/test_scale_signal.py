@@ -54,6 +54,8 @@ async def test_a_burst_is_work_as_a_whole(
     assert (found.work, found.queued, found.in_hand, found.estimated) == (2000, 2000, 0, False)
     assert (found.workers, found.slots, found.slots_per_worker, found.wanted) == (0, 0, 1000, 2)
     assert (await fleet.scale(slots_per_worker=30)).wanted == 67
+    assert (await fleet.scale(slots_per_worker=30, beside=60)).wanted == 7
+    assert (await fleet.scale(beside=3)).wanted == 0
     monkeypatch.setattr(demand, "MOST_LOOKED_AT", 200)
     some = await fleet.scale()
     assert some == found.model_copy(update={"estimated": True})
@@ -64,6 +66,8 @@ async def test_an_idle_fleet_wants_nobody(fleet: AsyncFleet) -> None:
     assert await numbers(fleet) == (0, 0, {})
     with pytest.raises(ConfigurationError, match="1 or more"):
         await fleet.scale(slots_per_worker=0)
+    with pytest.raises(ConfigurationError, match="beside"):
+        await fleet.scale(beside=-1)
     with pytest.raises(ConfigurationError, match="queue is empty"):
         await fleet.scale(queue="")
 

@@ -48,7 +48,8 @@ def main(repository: str, package: str, command: str) -> None:
     root = Path(str(resources.files("stepfleet")))
     assert Path(sys.prefix) in root.parents, f"{root} is not what the wheel installed"
     tree = Path(repository) / "deploy" / "package" / "stepfleet"
-    differing = {str(path) for path in files_below(root) ^ files_below(tree)}
+    built = {Path("commit.txt")}  # of a checkout with a commit
+    differing = {str(path) for path in (files_below(root) - built) ^ files_below(tree)}
     assert not differing, f"in the tree or in the wheel only: {sorted(differing)}"
     assert metadata.metadata("stepfleet")["License-Expression"] == "MIT"
     program = "from stepfleet import Agent, Fleet, tool; import stepfleet.compat, stepfleet.types"

@@ -7,8 +7,14 @@ import sys
 from typing import Any
 
 import orjson
+import pytest
 
-from stepfleet.orchestrator.store.fleet.overview import WorkerSeen, unserved_queues, workers_seen
+from stepfleet.orchestrator.store.fleet.overview import (
+    WorkerSeen,
+    keepers_seen,
+    unserved_queues,
+    workers_seen,
+)
 
 
 def report(**fields: object) -> str:
@@ -73,3 +79,15 @@ def test_what_a_later_report_has_more_is_read_as_far_as_it_is_known() -> None:
     assert late.started_at is not None
     assert late.started_at.isoformat() == started
     assert (early.version, early.rss_bytes, early.stopping) == ("", None, False)
+
+
+@pytest.mark.parametrize(
+    "text", ["not json", "[]", "7", '{"seen": "x"}', '{"slots": "many"}', "1e400"]
+)
+def test_a_report_that_cannot_be_read_is_one_of_a_silent_worker(text: str) -> None:
+    """OPS-03: a keeper, and whoever looks at the fleet, go on."""
+    reports = {"elsewhere:5": report(), "elsewhere:6": text}
+    seen = {one.name: one for one in workers_seen(reports, now=101.0, lease=30)}
+    assert len(seen) == 2
+    assert not seen["elsewhere:6"].alive
+    assert [one.alive for one in keepers_seen(reports, now=101.0, lease=30)].count(True) == 1

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 
 import pytest
+from support.deadlines import until
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.worker.runtime import small_server
@@ -130,22 +131,42 @@ async def test_other_requests_are_refused(place: Place, request_: bytes, status:
     assert (await sent(place, request_)).startswith(f"HTTP/1.1 {status} ")
 
 
+async def no_more(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Wait until the server has dropped a connection."""
+    with contextlib.suppress(ConnectionError):  # it was reset
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+    await closed(writer)
+
+
+async def until_all(pages: Pages, many: int) -> None:
+    async def are_asked() -> bool:
+        return pages.made["slow"] == many
+
+    await until(are_asked, what="all requests")
+
+
 async def test_few_are_served_at_once_and_silent_ones_are_dropped(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, pages: Pages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-03: somebody who opens connections and says nothing holds them for seconds only."""
-    monkeypatch.setattr(small_server, "READ_SECONDS", 2.0)
-    silent = [await asyncio.open_connection(*place) for _ in range(MOST_AT_ONCE)]
-    assert (await got(place, "/live"))[0] == 503
-    monkeypatch.setattr(small_server, "MOST_OPEN", MOST_AT_ONCE)
-    with contextlib.suppress(ConnectionError):
-        assert await sent(place, b"GET /live HTTP/1.1\r\n\r\n") == ""
-    for reader, writer in silent:
-        with contextlib.suppress(ConnectionError):  # it was reset
-            async with asyncio.timeout(10):
-                assert await reader.read() == b""
+    """OPS-03: somebody who opens connections and says nothing keeps nobody out."""
+    monkeypatch.setattr(small_server, "MOST_OPEN", 20)
+    silent = [await asyncio.open_connection(*place) for _ in range(40)]
+    assert (await got(place, "/live"))[0] == (await got(place, "/counted"))[0] == 200
+    for reader, writer in silent[:20]:  # dropped for those that came after them
+        await no_more(reader, writer)
+    monkeypatch.setattr(small_server, "READ_SECONDS", 0.01)
+    late = await asyncio.open_connection(*place)
+    await no_more(*late)
+    for _, writer in silent[20:]:
         await closed(writer)
+    asking = [asyncio.create_task(got(place, f"/slow?a={n}")) for n in range(MOST_AT_ONCE)]
+    await pages.begun.wait()
+    await until_all(pages, MOST_AT_ONCE)
+    assert (await got(place, "/counted"))[0] == 503
     assert (await got(place, "/live"))[0] == 200
+    pages.go.set()
+    assert {status for status, _ in await asyncio.gather(*asking)} == {200}
 
 
 async def test_a_port_that_is_taken_is_named(place: Place) -> None:
