@@ -20,7 +20,7 @@ from stepfleet.orchestrator.cli import options
 from stepfleet.orchestrator.cli.fleet import DataFolder, warn_of
 from stepfleet.orchestrator.cli.options import USAGE
 from stepfleet.orchestrator.cli.watchdog import raise_open_files_limit
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.orchestrator.models.services import environment_of
 from stepfleet.orchestrator.settings.settings import Settings, load_settings
 from stepfleet.orchestrator.store.embedded.folder import Folder
@@ -536,7 +536,8 @@ def worker(
     )
     load_agents(agents)
     url = _redis_url(data)
-    warn_of(url, prefix=load_settings().prefix)
+    with contextlib.suppress(StoreError):  # the worker says that it waits for a Redis that is away
+        warn_of(url, prefix=load_settings().prefix)
     raise_open_files_limit()
     argv = worker_argv(plan)
     sys.stdout.flush()

@@ -9,14 +9,16 @@ from support.deadlines import wait_until
 from support.servers.redis_servers import RedisServer, free_port
 from support.workers.command_line import CommandLine
 
+from stepfleet.orchestrator import Fleet
 from stepfleet.orchestrator.cli.main import build
 
 LONG = 60.0
 COMMANDS = {
     "run": ("questions.jsonl", "--agents", "agents.py", "--simulate", "rules.py:rules"),
     "up": ("--agents", "agents.py", "--simulate", "rules.py:rules"),
-    "worker": ("--agents", "agents.py"),
     "flower": (),
+    "scale": (),
+    "audit": (),
     "ask": ("solver", "hello", "--agents", "agents.py"),
     "submit": ("questions.jsonl", "--agent", "solver"),
     "watch": ("batch",),
@@ -50,8 +52,8 @@ COMMANDS = {
     "limits": ("show",),
     "purge": ("--yes",),
 }
-WITHOUT_A_REDIS = {"restore", "doctor", "keeper"}
-"""`restore` reads its file first; `doctor` prints a table, see below; a keeper waits for one."""
+WITHOUT_A_REDIS = {"restore", "doctor", "keeper", "worker"}
+"""`restore` reads its file first; `doctor` prints a table, see below; keepers and workers wait."""
 WAITING = {
     "watch": COMMANDS["watch"],
     "results": COMMANDS["results"],
@@ -128,6 +130,26 @@ def test_a_command_that_waits_for_runs_waits_for_a_redis_that_is_away(
     assert "cannot be reached; retrying for" in commands.said
     # Which it is: only the batch or the run is missing.
     assert commands.said.splitlines()[-1].startswith("Error: no ")
+
+
+def test_a_worker_that_starts_before_its_redis_waits_for_it(
+    commands: CommandLine, own_redis: Callable[..., RedisServer]
+) -> None:
+    """OPS-04: a machine that boots, or a cluster whose Redis moves, brings no order with it."""
+    server = own_redis()
+    server.stop()
+    worker = commands.start("worker", "--agents", "agents.py", STEPFLEET_REDIS_URL=server.url)
+    wait_until(
+        lambda: "waiting for the store" in commands.said or worker.poll() is not None,
+        within=LONG,
+        what="word of the wait",
+    )
+    assert worker.poll() is None, commands.said
+    server.start()
+    with Fleet(server.url) as fleet:
+        wait_until(lambda: fleet.overview().workers, within=LONG, what="the worker")
+    commands.stop()
+    assert worker.wait(LONG) == 0
 
 
 def test_a_command_that_waits_gives_up_when_its_patience_ends(commands: CommandLine) -> None:
