@@ -44,7 +44,7 @@ def of_units() -> set[str]:
     scaling = (DEPLOY / "autoscaling" / "scale-units").read_text()
     found = [re.findall(r"\$\(stepfleet (.+)\)", scaling)]
     for file in UNITS.glob("*.service"):
-        started = re.findall(r"^ExecStart=\S+/(stepfleet .+|scale-units)$", file.read_text(), re.M)
+        started = re.findall(r"(?m)^ExecStart=\S+/(stepfleet .+|scale-units)$", file.read_text())
         assert len(started) == 1
         found.append([one.removeprefix("stepfleet ") for one in started if one != "scale-units"])
     found = [one for one in found if one]
