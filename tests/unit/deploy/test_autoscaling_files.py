@@ -35,17 +35,26 @@ def test_keda_reads_a_field_of_the_keepers_answer() -> None:
     assert metadata["targetValue"] == "1"
 
 
+def test_a_signal_that_cannot_be_read_changes_nothing() -> None:
+    """OPS-02: KEDA keeps the number then, unless a fallback gives one, or no metric means 0."""
+    for name in ("keda.yaml", "keda-prometheus.yaml"):
+        assert "fallback" not in loaded(name)["spec"]
+    assert trigger("keda-prometheus.yaml")["ignoreNullValues"] == "false"
+
+
 def test_all_scale_by_one_metric_of_one_queue() -> None:
     """OPS-02: each worker shows the whole fleet, so none adds it up."""
     query, adapter = trigger("keda-prometheus.yaml")["query"], loaded("prometheus-adapter.yaml")
     (rule,) = adapter["rules"]["external"]
     (metric,) = loaded("hpa.yaml")["spec"]["metrics"]
     external = metric["external"]
-    assert re.fullmatch(rf'max\(stepfleet_work{{.*queue="{STEPS}"}}\)', query)
+    asked = re.fullmatch(rf'max\(stepfleet_work{{job="(\w+)", queue="{STEPS}"}}\)', query)
+    assert asked is not None
     assert rule["seriesQuery"].startswith("stepfleet_work{")
     assert rule["metricsQuery"].startswith("max(")
+    assert rule["metricsQuery"].endswith(" by (job, queue)")
     assert rule["name"]["as"] == external["metric"]["name"] == "stepfleet_work"
-    assert external["metric"]["selector"]["matchLabels"] == {"queue": STEPS}
+    assert external["metric"]["selector"]["matchLabels"] == {"job": asked[1], "queue": STEPS}
     slots = str(Settings().slots)
     assert external["target"] == {"type": "AverageValue", "averageValue": slots}
     assert trigger("keda-prometheus.yaml")["threshold"] == slots

@@ -37,10 +37,18 @@ def of_compose() -> set[str]:
 
 
 def of_units() -> set[str]:
-    """Return the commands of systemd's units, with what the example sets in place of variables."""
-    texts = [one.read_text() for one in UNITS.glob("*.service")]
-    found = [re.findall(r"^ExecStart=\S+/stepfleet (.+)$", text, re.MULTILINE) for text in texts]
-    assert all(len(one) == 1 for one in found)
+    """Return the commands of systemd's units, with what the example sets in place of variables.
+
+    One unit starts a script, which asks the command line.
+    """
+    scaling = (DEPLOY / "autoscaling" / "scale-units").read_text()
+    found = [re.findall(r"\$\(stepfleet (.+)\)", scaling)]
+    for file in UNITS.glob("*.service"):
+        started = re.findall(r"(?m)^ExecStart=\S+/(stepfleet .+|scale-units)$", file.read_text())
+        assert len(started) == 1
+        found.append([one.removeprefix("stepfleet ") for one in started if one != "scale-units"])
+    found = [one for one in found if one]
+    assert len(found) == 4  # worker, keeper, Flower, and the script
     return {one.replace("$STEPFLEET_WORKER_OPTIONS", "--queue gpu --slots 2") for (one,) in found}
 
 

@@ -15,7 +15,7 @@ from support.manifests import CHART, EXAMPLES, ROOT, Manifest, environment, one,
 from stepfleet.orchestrator import Settings
 
 MINIMAL: dict[str, Any] = {
-    "image": {"repository": "r/f"},
+    "image": {"repository": "r/f", "tag": "1"},
     "agents": "a",
     "redis": {"existingSecret": "s"},
 }
@@ -125,9 +125,10 @@ def test_the_charts_program_is_the_projects_version() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "said"),
     [
-        ("image.repository", "", "/image/repository"),
-        ("agents", "", "/agents"),
-        ("redis.existingSecret", "", "/redis/existingSecret"),
+        ("image.repository", "", "image.repository: name the image"),
+        ("image.tag", "", "image.tag: give the tag of your image"),
+        ("agents", "", "agents: name the module"),
+        ("redis.existingSecret", "", "redis.existingSecret: name a Secret"),
         ("redis.url", "redis://x", "'url' not allowed"),
         ("replica", 2, "'replica' not allowed"),
         ("drain", "20s", "/drain"),
@@ -136,13 +137,44 @@ def test_the_charts_program_is_the_projects_version() -> None:
         ("workers.default.pool", "gevent", "/workers/default/pool"),
         ("workers.default.pool", "prefork", "missing property 'slots'"),
         ("workers.default.queues", ["gpu"], "missing property 'slots'"),
-        ("workers.default", {"replicas": 1, "autoscaling": {"max": 2}}, "/workers/default"),
+        (
+            "workers.default",
+            {"replicas": 1, "autoscaling": {"max": 2}},
+            "workers.default.autoscaling: take it away, or replicas",
+        ),
+        (
+            "workers.default",
+            {"autoscaling": {"min": 3, "max": 2}},
+            "workers.default.autoscaling: min is 3, more than max, 2",
+        ),
         ("workers.default", {"autoscaling": {"min": 1}}, "missing property 'max'"),
         ("workers.default", {"autoscaling": {"type": "hpa", "min": 0, "max": 2}}, "/min"),
-        ("workers.Default", {}, "Default"),
-        ("flower.enabled", True, "/flower/existingSecret"),
-        ("flower.ingress.enabled", True, "/flower/ingress/host"),
-        ("externalSecret.enabled", True, "/externalSecret/key"),
+        ("workers.Default", {}, "workers.Default: name a group with small letters"),
+        ("flower.enabled", True, "flower.existingSecret: name a Secret"),
+        ("flower.ingress.enabled", True, "flower.ingress.host: give the host"),
+        ("flower.ingress.enabled", True, "flower.ingress.tlsSecret: name a Secret"),
+        ("externalSecret.enabled", True, "externalSecret.store.name: name the store"),
+        ("externalSecret.enabled", True, "externalSecret.key: name the entry"),
+        ("config", "slots = 5\ndrain = 60\n", "config: drain is set by the value drain"),
+        ("config", 'queue="work"', "config: queue is set by the value queue"),
+        ("config", "redis_url = 'x'", "redis_url is set by the Secret of redis.existingSecret"),
+        ("config", "broker_url = 'x'", "broker_url is set by a Secret among envFromSecrets"),
+        ("config", "metrics_port = 1", "metrics_port is set by the chart (9464)"),
+        ("config", "metrics_host = 'x'", "metrics_host is set by the chart (0.0.0.0)"),
+        ("env.STEPFLEET_QUEUE", "work", "env: STEPFLEET_QUEUE is set by the value queue"),
+        ("env.STEPFLEET_SLOTS", 5, "env: STEPFLEET_SLOTS is set by slots of a group"),
+        ("env.STEPFLEET_AGENTS", "b", "env: STEPFLEET_AGENTS is set by the value agents"),
+        (
+            "workers.default.env.STEPFLEET_DRAIN",
+            60,
+            "workers.default.env: STEPFLEET_DRAIN is set by the value drain",
+        ),
+        (
+            "flower.env.STEPFLEET_FLOWER_BASIC_AUTH",
+            "me:secret",
+            "flower.env: STEPFLEET_FLOWER_BASIC_AUTH is set by the Secret of flower.existingSecret",
+        ),
+        ("queue", "", "/queue"),
         ("networkPolicy.redisPorts", ["6379"], "/networkPolicy/redisPorts/0"),
         ("image.digest", "sha256:1", "/image/digest"),
         ("env", {"A-B": "1"}, "A-B"),
@@ -155,6 +187,11 @@ def test_the_charts_program_is_the_projects_version() -> None:
             "",
             {"keeper": {"enabled": False}, "workers": {"default": {"autoscaling": {"max": 2}}}},
             "set keeper.enabled",
+        ),
+        (
+            "",
+            {"keeper": {"replicas": 0}, "workers": {"default": {"autoscaling": {"max": 2}}}},
+            "set keeper.replicas to 1 or more",
         ),
     ],
 )
@@ -212,7 +249,7 @@ def test_pods_roll_with_the_settings_and_with_nothing_else_but_their_own(
 
     before = templates(minimal)
     assert before == templates(rendered(workers={"default": {"replicas": 9}}))
-    changed = templates(rendered(config="drain = 5\n"))
+    changed = templates(rendered(config="lease = 5\n"))
     assert changed.keys() == before.keys()
     assert all(changed[key] != before[key] for key in before)
 
@@ -263,10 +300,106 @@ def test_without_keda_the_number_follows_the_works_metric() -> None:
     manifests.check_schema(scaler)
     (metric,) = scaler["spec"]["metrics"]
     assert metric["external"] == {
-        "metric": {"name": "stepfleet_work", "selector": {"matchLabels": {"queue": "stepfleet"}}},
+        "metric": {
+            "name": "stepfleet_work",
+            "selector": {"matchLabels": {"job": "agents.fleet-stepfleet", "queue": "stepfleet"}},
+        },
         "target": {"type": "AverageValue", "averageValue": "500"},
     }
     assert environment(pods(made)["fleet-stepfleet-keeper"])["STEPFLEET_SLOTS"] == "500"
+
+
+def test_a_metric_is_of_one_fleet_of_the_cluster(production: list[Manifest]) -> None:
+    """OPS-02: the job that the monitor names is the one whose work the HPA selects."""
+    hpa = {"type": "hpa", "min": 1, "max": 9}
+    scaler = one(rendered(workers={"default": {"autoscaling": hpa}}), "HorizontalPodAutoscaler")
+    selected = scaler["spec"]["metrics"][0]["external"]["metric"]["selector"]["matchLabels"]["job"]
+    # As Kubernetes has values of labels.
+    assert re.fullmatch(r"[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?", selected)
+    for endpoint in one(production, "PodMonitor")["spec"]["podMetricsEndpoints"]:
+        assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": selected}]
+    elsewhere = manifests.helm_run("template", "fleet", str(CHART), "-n", "b", values={
+        **MINIMAL, "workers": {"default": {"autoscaling": hpa}}})  # fmt: skip
+    assert f"job: {selected}\n" not in elsewhere.stdout
+    assert "job: b.fleet-stepfleet\n" in elsewhere.stdout
+
+
+def test_workers_that_are_there_anyway_are_not_wanted_twice() -> None:
+    """OPS-02: the example's two steady workers are taken off what the spot group is to have."""
+    made = manifests.example("spot")
+    asked = {
+        each["metadata"]["name"].rpartition("-")[2]: [
+            one["metadata"]["url"].partition("/scale")[2] for one in each["spec"]["triggers"]
+        ]
+        for each in made
+        if each["kind"] == "ScaledObject"
+    }
+    assert one(made, "Deployment", "-worker-default")["spec"]["replicas"] == 2
+    assert asked == {"spot": ["?beside=2"], "gpu": ["?queue=gpu"]}
+
+
+def test_steady_workers_count_for_the_queues_that_they_serve() -> None:
+    """OPS-02: those of several groups are added up; a number that is not given is 2."""
+    tools = {"queues": ["gpu", "cpu"], "slots": 1, "autoscaling": {"max": 9}}
+    made = rendered(
+        workers={
+            "default": {},
+            "a": {"replicas": 3, "queues": ["gpu"], "slots": 1},
+            "b": {"queues": ["gpu", "own"], "slots": 1},
+            "c": tools,
+        }
+    )
+    triggers = one(made, "ScaledObject")["spec"]["triggers"]
+    asked = [each["metadata"]["url"].partition("/scale")[2] for each in triggers]
+    assert asked == ["?queue=gpu&beside=5", "?queue=cpu"]
+
+
+def test_slots_of_the_settings_hold_for_workers_keeper_and_hpa() -> None:
+    """OPS-01: a worker's option would hide them."""
+    scaled = {"default": {"autoscaling": {"type": "hpa", "max": 9}}}
+    made = rendered(workers=scaled, config="slots = 2_00 # few\n[limits.a]\nslots = 7\n")
+    for pod in pods(made).values():
+        assert "--slots" not in pod["containers"][0]["args"]
+        assert "STEPFLEET_SLOTS" not in environment(pod)
+    (metric,) = one(made, "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["external"]["target"]["averageValue"] == "200"
+
+
+def test_a_settings_name_within_a_table_is_no_setting() -> None:
+    made = rendered(config="lease = 5\n[limits.drain]\ndrain = 1\nqueue = 'x'\n")
+    assert one(made, "ConfigMap")
+
+
+def test_metrics_that_the_chart_leaves_alone_are_the_users() -> None:
+    made = rendered(metrics={"enabled": False}, config="metrics_port = 0\n")
+    assert "metrics_port = 0" in one(made, "ConfigMap")["data"]["stepfleet.toml"]
+
+
+def test_all_pods_and_the_hpa_have_the_queue_of_the_values() -> None:
+    hpa = {"autoscaling": {"type": "hpa", "max": 9}}
+    flower = {"enabled": True, "existingSecret": "f"}
+    made = rendered(queue="work", workers={"default": hpa}, flower=flower)
+    assert len(pods(made)) == 3
+    assert {environment(pod)["STEPFLEET_QUEUE"] for pod in pods(made).values()} == {"work"}
+    (metric,) = one(made, "HorizontalPodAutoscaler")["spec"]["metrics"]
+    assert metric["external"]["metric"]["selector"]["matchLabels"]["queue"] == "work"
+
+
+def test_a_group_has_volumes_and_flower_has_variables_of_its_own() -> None:
+    volume = {"name": "data", "persistentVolumeClaim": {"claimName": "data"}}
+    group = {"volumes": [volume], "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
+    viewers = {"STEPFLEET_FLOWER_VIEWERS": '["*@example.com"]'}
+    flower = {"enabled": True, "existingSecret": "f", "env": viewers}
+    made = rendered(workers={"default": group, "other": {}}, flower=flower)
+    for each in made:
+        manifests.check_schema(each)
+    found = pods(made)
+    has = {name for name, pod in found.items() if volume in pod["volumes"]}
+    mounts = found["fleet-stepfleet-worker-default"]["containers"][0]["volumeMounts"]
+    assert has == {"fleet-stepfleet-worker-default"}
+    assert mounts[-1]["mountPath"] == "/data"
+    knows = {name for name, pod in found.items() if viewers.items() <= environment(pod).items()}
+    assert knows == {"fleet-stepfleet-flower"}
 
 
 def test_numbers_stay_numbers_and_names_are_settings() -> None:

@@ -1,5 +1,8 @@
 """The plain manifests are the chart's, and kustomize makes valid ones of them."""
 
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,3 +58,32 @@ def test_the_overlays_scaler_is_the_charts(overlay: list[Manifest]) -> None:
     made = manifests.helm_run("template", "stepfleet", str(CHART), "-n", "agents", values=values)
     charts = one(manifests.manifests(made.stdout), "ScaledObject")
     assert one(overlay, "ScaledObject")["spec"] == charts["spec"]
+
+
+def test_the_namespace_is_changed_in_one_line(tmp_path: Path) -> None:
+    """OPS-01: KEDA's address of the keeper follows."""
+    shutil.copytree(PLAIN, tmp_path / "plain")
+    file = tmp_path / "plain" / "overlays" / "keda" / "kustomization.yaml"
+    file.write_text(file.read_text().replace("namespace: agents", "namespace: other"))
+    built = manifests.run("kubectl", "kustomize", str(file.parent))
+    assert built.returncode == 0, built.stderr
+    made = manifests.manifests(built.stdout)
+    assert {each["metadata"]["namespace"] for each in made} == {"other"}
+    (trigger,) = one(made, "ScaledObject")["spec"]["triggers"]
+    assert trigger["metadata"]["url"] == "http://stepfleet-keeper.other.svc:9460/scale"
+
+
+def test_the_page_makes_every_secret_that_the_manifests_name(overlay: list[Manifest]) -> None:
+    """OPS-01"""
+    containers = [pod["containers"][0] for pod in pods(overlay).values()]
+    named = {source["secretRef"]["name"] for one in containers for source in one.get("envFrom", [])}
+    named |= {
+        each["valueFrom"]["secretKeyRef"]["name"]
+        for container in containers
+        for each in container["env"]
+        if "valueFrom" in each
+    }
+    page = (PLAIN / "README.md").read_text()
+    made = re.findall(r"^kubectl .*create secret generic (\S+)", page, re.MULTILINE)
+    assert set(made) == named
+    assert len(made) == 3

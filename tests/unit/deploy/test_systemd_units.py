@@ -15,6 +15,7 @@ from stepfleet.orchestrator import Settings
 
 UNITS = ROOT / "deploy" / "systemd"
 SERVICES = ("stepfleet-worker@1.service", "stepfleet-keeper.service", "stepfleet-flower.service")
+OTHERS = ("stepfleet-scale.service", "stepfleet-scale.timer", "stepfleet.target")
 EXPOSURE = 2.0
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="systemd is Linux's")
@@ -25,11 +26,14 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The units in a folder of their own, with the program where it is here."""
     folder = tmp_path_factory.mktemp("units") / "system"
     shutil.copytree(UNITS, folder)
-    program = str(Path(sys.executable).with_name("stepfleet"))
+    programs = {
+        "/opt/stepfleet/bin/stepfleet ": Path(sys.executable).with_name("stepfleet"),
+        "/opt/stepfleet/bin/scale-units\n": ROOT / "deploy" / "autoscaling" / "scale-units",
+    }
     for file in folder.glob("*.service"):
         text = file.read_text()
-        assert "/opt/stepfleet/bin/stepfleet " in text
-        file.write_text(text.replace("/opt/stepfleet/bin/stepfleet", program))
+        (named,) = (each for each in programs if f"ExecStart={each}" in text)
+        file.write_text(text.replace(named, f"{programs[named]}{named[-1]}"))
     return folder
 
 
@@ -44,17 +48,18 @@ def analyzed(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def unit(name: str) -> ConfigParser:
-    """Return what a unit says, the common part included; of names said twice the last."""
+def unit(name: str, *, with_common: bool = True) -> ConfigParser:
+    """Return what a unit says, with the common part or without; of names said twice the last."""
     read = ConfigParser(strict=False, interpolation=None)
     read.optionxform = str  # type: ignore[assignment,method-assign]
-    read.read([UNITS / "stepfleet-.service.d" / "common.conf", UNITS / name])
+    common = [UNITS / "stepfleet-.service.d" / "common.conf"] if with_common else []
+    read.read([*common, UNITS / name])
     return read
 
 
 def test_systemd_finds_no_fault_with_the_units(installed: Path) -> None:
     """OPS-06"""
-    told = analyzed(installed, "verify", *(f"./{name}" for name in (*SERVICES, "stepfleet.target")))
+    told = analyzed(installed, "verify", *(f"./{name}" for name in (*SERVICES, *OTHERS)))
     assert (told.returncode, told.stdout, told.stderr) == (0, "", "")
 
 
@@ -76,7 +81,33 @@ def test_a_worker_has_its_drain_and_fifteen_seconds_to_stop() -> None:
 
 
 def test_the_target_stops_and_starts_all_units() -> None:
-    for file in UNITS.glob("*.service"):
-        said = unit(file.name)
+    files = {file.name for file in UNITS.iterdir() if file.suffix in {".service", ".timer"}}
+    for name in files - {"stepfleet-scale.service"}:  # its timer is
+        said = unit(name)
         assert said["Unit"]["PartOf"] == "stepfleet.target"
         assert said["Install"]["WantedBy"] == "stepfleet.target"
+
+
+def test_what_scales_may_start_units(installed: Path) -> None:
+    """OPS-02: it has none of the common part, which names a user and restarts for ever."""
+    common = UNITS / "stepfleet-.service.d" / "common.conf"
+    assert (UNITS / "stepfleet-scale.service.d" / common.name).exists()
+    told = analyzed(installed, "security", "--offline=true", "./stepfleet-scale.service")
+    assert "Service runs as root user" in told.stdout, told.stderr
+    service = unit("stepfleet-scale.service", with_common=False)["Service"]
+    worker = unit("stepfleet-worker@.service")["Service"]
+    assert service["Type"] == "oneshot"
+    assert service["WorkingDirectory"] == worker["WorkingDirectory"]
+    assert Path(service["ExecStart"]).parent == Path(worker["ExecStart"].split()[0]).parent
+    text = (UNITS / "stepfleet-scale.service").read_text()
+    assert "EnvironmentFile=/etc/stepfleet/fleet.env\n" in text
+
+
+def test_the_page_installs_all_that_the_units_need() -> None:
+    """OPS-06"""
+    page = (ROOT / "deploy" / "README.md").read_text()
+    block = page.partition("## systemd")[2].partition("```\n")[2].partition("```")[0]
+    copied = {word.rpartition("*")[2] for word in block.split() if word.startswith("systemd/*")}
+    there = {entry.suffix for entry in UNITS.iterdir()} - {".example"}
+    assert copied == there
+    assert "autoscaling/scale-units" in page

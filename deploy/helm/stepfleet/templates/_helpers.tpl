@@ -4,6 +4,11 @@
 {{- $name | trunc 40 | trimSuffix "-" -}}
 {{- end }}
 
+{{/* The fleet's name in Prometheus, other than that of any other release; a label's value has no slash. */}}
+{{- define "stepfleet.job" -}}
+{{- printf "%s.%s" .Release.Namespace (include "stepfleet.fullname" .) | trunc 63 | trimAll "-." -}}
+{{- end }}
+
 {{/* What never changes: a Deployment's selector cannot be upgraded. Takes root, component, group. */}}
 {{- define "stepfleet.selector" -}}
 app.kubernetes.io/name: {{ .root.Chart.Name }}
@@ -29,7 +34,7 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 
 {{- define "stepfleet.image" -}}
 {{- with .Values.image -}}
-{{- .repository }}{{ with .digest }}@{{ . }}{{ else }}:{{ .tag | default $.Chart.AppVersion }}{{ end }}
+{{- .repository }}{{ with .digest }}@{{ . }}{{ else }}:{{ .tag }}{{ end }}
 {{- end }}
 {{- end }}
 
@@ -66,11 +71,13 @@ volumes:
     secret:
       secretName: {{ . }}
   {{- end }}
+  {{- with .placement.volumes }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
 
+{{/* Takes root and the group's mounts. */}}
 {{- define "stepfleet.container" -}}
-image: {{ include "stepfleet.image" . | quote }}
-imagePullPolicy: {{ .Values.image.pullPolicy }}
+image: {{ include "stepfleet.image" .root | quote }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy }}
 workingDir: /etc/stepfleet/config
 securityContext:
   allowPrivilegeEscalation: false
@@ -86,14 +93,15 @@ volumeMounts:
   - name: config
     mountPath: /etc/stepfleet/config
     readOnly: true
-  {{- if .Values.redis.caSecret }}
+  {{- if .root.Values.redis.caSecret }}
   - name: redis-ca
     mountPath: /etc/stepfleet/redis-ca
     readOnly: true
   {{- end }}
+  {{- with .mounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
 
-{{/* Redis's address, and the release's variables. Takes root, env. */}}
+{{/* Redis's address, the queue, and the release's variables. Takes root, env. */}}
 {{- define "stepfleet.env" -}}
 {{- with .root.Values.redis }}
 {{- if .trial.enabled }}
@@ -108,6 +116,8 @@ volumeMounts:
     secretKeyRef: {name: {{ .existingSecret }}, key: {{ .urlKey }}}
 {{- end }}
 {{- end }}
+- name: STEPFLEET_QUEUE
+  value: {{ .root.Values.queue | quote }}
 {{- range $name, $value := merge (dict) (.env | default dict) .root.Values.env }}
 - name: {{ $name }}
   value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
@@ -121,6 +131,11 @@ envFrom:
   - secretRef: {name: {{ . }}}
   {{- end }}
 {{- end }}
+{{- end }}
+
+{{/* What config says of a setting, `name = value`, or nothing: settings stand before the first table. Takes root, name. */}}
+{{- define "stepfleet.setting" -}}
+{{- regexReplaceAll "(?ms)^\\s*\\[.*" .root.Values.config "" | regexFind (printf `(?m)^[ \t]*"?%s"?[ \t]*=.*` .name) | trim -}}
 {{- end }}
 
 {{/* A pod is replaced when its stepfleet.toml changes. */}}

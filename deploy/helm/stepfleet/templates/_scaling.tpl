@@ -14,13 +14,38 @@ spec:
 {{- end }}
 {{- end }}
 
+{{/* How many workers serve a queue that no scaler changes. Takes root, queue. */}}
+{{- define "stepfleet.beside" -}}
+{{- $steady := 0 }}
+{{- range .root.Values.workers }}
+{{- if and (kindIs "map" .) (not .autoscaling) }}
+{{- if has $.queue (.queues | default (list $.root.Values.queue)) }}
+{{- $steady = add $steady (hasKey . "replicas" | ternary .replicas 2) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- $steady }}
+{{- end }}
+
+{{/* The query of /scale for a queue, without the workers that are there anyway. Takes root, group, queue. */}}
+{{- define "stepfleet.asked" -}}
+{{- $asked := list }}
+{{- if .group.queues }}{{ $asked = append $asked (printf "queue=%s" (urlquery .queue)) }}{{ end }}
+{{- $steady := include "stepfleet.beside" . }}
+{{- if ne $steady "0" }}{{ $asked = append $asked (printf "beside=%s" $steady) }}{{ end }}
+{{- with $asked }}?{{ join "&" . }}{{ end }}
+{{- end }}
+
+{{/* The slots of a group's worker: its own, else those of config, else the program's. Takes root, group. */}}
+{{- define "stepfleet.slots" -}}
+{{- $said := include "stepfleet.setting" (dict "root" .root "name" "slots") | regexFind "[0-9][0-9_]*" | replace "_" "" }}
+{{- .group.slots | default $said | default 1000 }}
+{{- end }}
+
 {{/* Takes root, name, select, group. */}}
 {{- define "stepfleet.scaling" -}}
 {{- $scaling := .group.autoscaling }}
 {{- $keda := eq ($scaling.type | default "keda") "keda" }}
-{{- if and $keda (not .root.Values.keeper.enabled) }}
-{{- fail (printf "%s: autoscaling of type keda asks the keeper: set keeper.enabled" .name) }}
-{{- end }}
 ---
 apiVersion: {{ ternary "keda.sh/v1alpha1" "autoscaling/v2" $keda }}
 kind: {{ ternary "ScaledObject" "HorizontalPodAutoscaler" $keda }}
@@ -44,11 +69,11 @@ spec:
           stabilizationWindowSeconds: {{ $scaling.cooldown | default 300 }}
   triggers:
     # `wanted` is a number of workers: an average of 1 for each of them is what there should be.
-    {{- range .group.queues | default (list "") }}
+    {{- range .group.queues | default (list .root.Values.queue) }}
     - type: metrics-api
       metricType: AverageValue
       metadata:
-        url: http://{{ include "stepfleet.fullname" $.root }}-keeper.{{ $.root.Release.Namespace }}.svc:9460/scale{{ with . }}?queue={{ . | urlquery }}{{ end }}
+        url: http://{{ include "stepfleet.fullname" $.root }}-keeper.{{ $.root.Release.Namespace }}.svc:9460/scale{{ include "stepfleet.asked" (dict "root" $.root "group" $.group "queue" .) }}
         valueLocation: wanted
         targetValue: "1"
     {{- end }}
@@ -59,17 +84,18 @@ spec:
     scaleDown:
       stabilizationWindowSeconds: {{ $scaling.cooldown | default 300 }}
   metrics:
-    {{- range .group.queues | default (list "stepfleet") }}
+    {{- range .group.queues | default (list .root.Values.queue) }}
     - type: External
       external:
         metric:
           name: stepfleet_work
           selector:
             matchLabels:
+              job: {{ include "stepfleet.job" $.root }}
               queue: {{ . | quote }}
         target:
           type: AverageValue
-          averageValue: {{ $.group.slots | default 1000 | quote }}
+          averageValue: {{ include "stepfleet.slots" $ | quote }}
     {{- end }}
 {{- end }}
 {{- end }}
