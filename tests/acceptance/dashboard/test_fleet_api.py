@@ -138,4 +138,4 @@ def test_limits_failures_and_costs_are_shown_and_what_was_done_is_audited(
     ]
     refused = [one["detail"] for one in entries if one["detail"].startswith("refused")]
     assert len(refused) == 5
-    assert refused[0] == "refused: there is no limit 'tenant:acme'"
+    assert refused[0] == "refused: ConfigurationError"

@@ -39,6 +39,7 @@ ROLES: dict[str, Any] = {
 }
 RANKS = ("viewer", "approver", "operator")
 USERS = dict(zip(RANKS, (CAT, BOB, ANN), strict=True))
+SECRET = "the words of a customer"
 ID = "00000000-0000-4000-8000-000000000000"
 API = "/api/stepfleet"
 CHANGES = {
@@ -115,6 +116,26 @@ def test_every_address_that_changes_something_asks_for_its_role(of_roles: Site) 
         assert "no role" in of_roles.ask("POST", path, DAN)[1]
         assert of_roles.ask("POST", path, "ann:wrong")[0] == 401, path
         assert of_roles.ask("POST", path, None)[0] == 401, path
+
+
+@pytest.mark.parametrize("shape", ["run", "runs", "filter", "overrides"])
+def test_the_audit_has_no_text_of_any_body(of_roles: Site, shape: str) -> None:
+    """Everybody who may look reads it: of texts it has the names of their fields alone."""
+    bodies: dict[str, dict[str, Any]] = {
+        "run": {"message": SECRET, "at": 1},
+        "runs": {"runs": [ID], "where": SECRET, "cursor": SECRET, "message": SECRET},
+        "filter": {"filter": {"error": SECRET, SECRET: SECRET}, "message": SECRET},
+        "overrides": {"overrides": {"api_key": SECRET, "max_steps": SECRET, SECRET: SECRET}},
+    }
+    ours = [path.removeprefix(API) for path in CHANGES if path.startswith(f"{API}/")]
+    for path in ours:
+        of_roles.api(path, bodies[shape], auth=ANN)
+    status, body = of_roles.ask("GET", f"{API}/audit", CAT)
+    assert (status, SECRET in body) == (200, False)
+    entries = orjson.loads(body)["entries"]
+    assert {"send", "fork", "set", "deny", "answer"} <= {one["action"] for one in entries}
+    noted = {"run": "message", "runs": ID, "filter": "error", "overrides": "api_key"}
+    assert any(noted[shape] in one["detail"] for one in entries)
 
 
 def test_viewers_read_everything_and_who_has_no_role_nothing(of_roles: Site) -> None:
