@@ -49,7 +49,7 @@ CHANGE_NOTHING = {
     *("history.checkpoint", "history.checkpoints", "history.save_state", "history.compare"),
     *("history.tool_traces", "history.get_cost_calls", "history.get_cost_stats"),
     *("history.get_cost_summary", "limits.all", "limits.use", "limits.wait_of"),
-    *("cache.statistics", "approvals.page", "approvals.of_run", "approvals.of_batch"),
+    *("cache.statistics", "scale", "approvals.page", "approvals.of_run", "approvals.of_batch"),
     *("approvals.all", "schedules.all", "schedules.get", "schedules.troubles"),
 }
 HOT = {"submit", "run", "run_with_steps", "run_with_messages", "run_stream", "limits.submitted"}
