@@ -63,6 +63,7 @@ def test_the_page_finds_what_doctor_finds(
     wrong = {one["check"]: one for one in found["checks"] if one["state"] != "ok"}
     assert set(wrong) == {
         *("quarantine", "worker versions", "fleet", "queue gpu", "limits", "agent lost"),
+        "client version",
     } | ({"Redis durability"} & wrong.keys())
     assert all(one["fix"] for one in wrong.values())
     assert wrong["limits"]["found"] == found["limits_problem"]
