@@ -5,7 +5,7 @@ name alone.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from stepfleet.orchestrator.dashboard.api.records import ActionResult, Change, SubmissionResult
@@ -68,9 +68,9 @@ def of_result(result: ActionResult | SubmissionResult) -> str:
     return _text(kept, ())
 
 
-def conditions(given: Mapping[str, str], known: Iterable[str]) -> dict[str, str]:
+def conditions(given: Mapping[str, str], known: Container[str]) -> dict[str, str]:
     """Return the conditions of a filter that are names or ids, cut."""
-    return {name: _cut(given[name]) for name in sorted(known) if name in given}
+    return {name: _cut(value) for name, value in given.items() if name in known}
 
 
 def _cut(value: Any) -> Any:
