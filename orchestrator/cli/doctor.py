@@ -20,7 +20,7 @@ from stepfleet.orchestrator.agents.loader import load_agents
 from stepfleet.orchestrator.cli.fleet import known_redis
 from stepfleet.orchestrator.cli.model_check import examined, missing_key, target_of
 from stepfleet.orchestrator.cli.options import COMPLETED, USAGE
-from stepfleet.orchestrator.cli.terminal import print_either
+from stepfleet.orchestrator.cli.terminal import print_either, shown
 from stepfleet.orchestrator.cli.watchdog import open_files_limit
 from stepfleet.orchestrator.errors import AgentException
 from stepfleet.orchestrator.records.text.validation import meant
@@ -157,13 +157,14 @@ def examine(agents: str | None = None, *, json: bool, data: Path) -> int:
 
 def table(found: Iterable[Check]) -> Table:
     """Return the findings as a table. Pure."""
-    shown = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    rows = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     for check in found:
-        text = Text(check.found)
+        text = Text(shown(check.found))  # workers tell names and versions, and anybody may be one
         if check.fix:
-            text.append(f"\nfix: {check.fix}", style="bold")
-        shown.add_row(Text(check.state.value, style=_STYLES[check.state]), check.check, text)
-    return shown
+            text.append(f"\nfix: {shown(check.fix)}", style="bold")
+        state = Text(check.state.value, style=_STYLES[check.state])
+        rows.add_row(state, Text(shown(check.check)), text)
+    return rows
 
 
 def _all(reference: str | None, data: Path) -> Iterator[Check]:

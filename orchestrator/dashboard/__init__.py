@@ -36,4 +36,4 @@ def install(settings: "Settings | None" = None, *, content: bool | None = None) 
     # Before the last one, which answers 404 to everything.
     refused = quarantine_routes(refused_by(site))
     handlers[-1:-1] = [*page_routes(site), *api_routes(site), *refused]
-    handlers[:] = guarded(handlers, site.roles)
+    handlers[:] = guarded(handlers, site)

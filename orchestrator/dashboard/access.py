@@ -6,6 +6,7 @@ from base64 import b64decode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
 from stepfleet.orchestrator.errors import ConfigurationError
@@ -60,6 +61,19 @@ def check_access(address: str, basic_auth: str | None) -> None:
             user, colon, password = one.partition(":")
             if not user or not colon or not password:
                 raise ConfigurationError("--basic-auth must be USER:PASSWORD, both not empty")
+            if not one.isascii():
+                msg = (
+                    f"--basic-auth: user {ascii(user)[:70]} or the password has characters that "
+                    "are not ASCII, which Flower cannot compare; use A to Z, digits and signs"
+                )
+                raise ConfigurationError(msg)
+            if ":" in password.partition(",")[2]:
+                msg = (
+                    f"--basic-auth: the password of {user!r} would go on after a comma with what "
+                    "looks like another user; write one USER:PASSWORD a line in "
+                    "STEPFLEET_FLOWER_BASIC_AUTH, or a password without , and :"
+                )
+                raise ConfigurationError(msg)
         return
     if not is_loopback(address):
         msg = (
@@ -100,7 +114,7 @@ class AccessRole(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AccessRoles:
-    """Who has which role: names, `*@domain`, or `*`, without regard to upper and lower case.
+    """Who has which role: names, `*@domain`, or `*`, without regard to the case of A to Z.
 
     Where nobody has one, everybody whom Flower knows is an operator. Otherwise the highest counts,
     and who is in none of the lists is refused.
@@ -141,10 +155,15 @@ class AccessRoles:
             raise ConfigurationError(msg)
 
 
+_LOWER = str.maketrans(ascii_uppercase, ascii_lowercase)
+"""Of ASCII alone: other alphabets have letters that become one of its own, as the Kelvin sign."""
+
+
 def _means(named: str, user: str) -> bool:
-    named, user = named.casefold(), user.casefold()
+    named, user = named.translate(_LOWER), user.translate(_LOWER)
     if named.startswith("*@"):
-        return user.rpartition("@")[2] == named[2:] and "@" in user
+        name, _, domain = user.partition("@")
+        return bool(name) and domain == named[2:]
     return named in {"*", user}
 
 
@@ -156,13 +175,21 @@ def known_user(handler: Any) -> str | None:
     user = handler.current_user
     if not user or isinstance(user, str):
         return user or None
+    found = credentials_of(handler)
+    return None if found is None else found.partition(":")[0]
+
+
+def credentials_of(handler: Any) -> str | None:
+    """Return which of Flower's `USER:PASSWORD`s a request has, in any alphabet; None for none.
+
+    By what is stored, and not by what is sent: the name is the one that the password is of.
+    """
     try:
-        _, given = handler.request.headers.get("Authorization", "").split()
+        basic, given = handler.request.headers.get("Authorization", "").split()
         credentials = b64decode(given).decode()
     except ValueError:
         return None
-    # By what is stored, and not by what is sent: the name is the one that the password is of.
     for stored in handler.application.options.basic_auth or ():
-        if hmac.compare_digest(stored.encode(), credentials.encode()):
-            return str(stored.partition(":")[0])
+        if basic == "Basic" and hmac.compare_digest(stored.encode(), credentials.encode()):
+            return str(stored)
     return None

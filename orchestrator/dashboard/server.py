@@ -103,13 +103,13 @@ def serve(
     site.roles.check(address.basic_auth)
     _configure(address)
     adapt()
-    handlers[:] = guarded(handlers, site.roles)
+    handlers[:] = guarded(handlers, site)
     # Tornado uses the thread's loop, which Python no longer creates by itself.
     asyncio.set_event_loop(asyncio.new_event_loop())
     pages = Templates(str(settings["template_path"]))
     flower = Dashboard(capp=app, options=options, **settings, template_loader=pages)
     own = [*quarantine_routes(read), *page_routes(site), *api_routes(site)]
-    flower.add_handlers(".*", guarded(own, site.roles))
+    flower.add_handlers(".*", guarded(own, site))
     try:
         port = flower.start_http_server()
     except OSError as error:

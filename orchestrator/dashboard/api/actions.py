@@ -15,6 +15,13 @@ from stepfleet.orchestrator.client.audit import actor, noted_elsewhere
 from stepfleet.orchestrator.client.fleet import store_of
 from stepfleet.orchestrator.client.runs import RunConditions
 from stepfleet.orchestrator.dashboard.access import AccessRole, exact_in_browsers
+from stepfleet.orchestrator.dashboard.api.entries import (
+    CONDITIONS_OF_CALLS,
+    LONGEST_NAME,
+    conditions,
+    of_change,
+    of_result,
+)
 from stepfleet.orchestrator.dashboard.api.handling import (
     FIX,
     ApiHandler,
@@ -29,18 +36,18 @@ from stepfleet.orchestrator.dashboard.api.handling import (
 from stepfleet.orchestrator.dashboard.api.records import (
     ActionResult,
     Change,
+    SubmissionResult,
     WaitingCall,
     WaitingPage,
 )
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.events.envelope import args_shown
-from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import AskPage, Decided
 from stepfleet.orchestrator.store.runs.control import ControlResult
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T", bound=Record)
+T = TypeVar("T", ActionResult, SubmissionResult)
 VERBS = ("retry", "cancel", "pause", "resume")
 AT_ONCE = 20
 PAGE = 500
@@ -69,9 +76,9 @@ class Audited(ApiHandler):
             with noted_elsewhere():
                 result = await act()
         except AgentException as error:
-            await audit.note(*about, f"refused: {error.message}")
+            await audit.note(*about, f"refused: {type(error).__name__}")  # the text may quote
             raise
-        await audit.note(*about, f"done: {result.to_json()}")
+        await audit.note(*about, f"done: {of_result(result)}")
         return result
 
 
@@ -87,7 +94,7 @@ class ActionHandler(Audited, ABC):
             given = body_of(bytes(self.body), self.request.headers.get("Content-Type", ""), Change)
         except ConfigurationError as error:
             return self.refuse(error, 400)
-        about = (verb, self.subject(target, given), given.to_json())
+        about = (verb, self.subject(target, given), of_change(given))
         act = partial(self.act, target, verb, given)
         return await self.attempt(lambda: self.audited(*about, act))
 
@@ -276,8 +283,6 @@ class RunsAction(ActionHandler):
 MOST = 200
 LONGEST_ARGUMENT = 2_000
 """Characters of an argument that are shown."""
-LONGEST_NAME = 80
-"""Characters of a name in the audit."""
 _CONDITIONS: dict[str, Parameter] = {
     "agent": Parameter("the whole name of the agent"),
     "tool": Parameter("the whole name of the tool"),
@@ -348,8 +353,9 @@ class Decide(ActionHandler):
 
     def subject(self, target: str, given: Change) -> str:
         """Return which calls are decided: the detail of an entry is cut, perhaps before them."""
-        named = {**(given.filter or {}), **({"run": given.runs[0]} if given.runs else {})}
-        which = ", ".join(f"{name} {value[:LONGEST_NAME]}" for name, value in named.items())
+        named = conditions(given.filter or {}, CONDITIONS_OF_CALLS)
+        named |= {"run": given.runs[0][:LONGEST_NAME]} if given.runs else {}
+        which = ", ".join(f"{name} {value}" for name, value in named.items())
         return f"{self.noun} {target}: {which}" if which else super().subject(target, given)
 
     async def act(self, target: str, verb: str, given: Change) -> ActionResult:
@@ -375,8 +381,8 @@ class Decide(ActionHandler):
         """Return the options of `decide`. Raises `ConfigurationError`."""
         if given.overrides or given.where or given.cursor:
             raise ConfigurationError("body: write runs or a filter, message, and at")
-        if given.runs is None and given.filter is None:
-            raise ConfigurationError("body: write runs, a list of ids, or a filter, or both")
+        if given.runs is None and not given.filter:
+            raise ConfigurationError("body: name runs, or conditions in filter, or both")
         if given.filter is not None and not given.filter.keys() <= AskFilter.__annotations__.keys():
             raise ConfigurationError(f"filter: write {', '.join(AskFilter.__annotations__)}")
         options: dict[str, Any] = {"approve": verb != "deny", "by": self.user}

@@ -14,10 +14,10 @@ from stepfleet.orchestrator.batches.check import BatchCheck
 from stepfleet.orchestrator.batches.files.source import BatchInput, format_by_name
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.dashboard.api.actions import Audited
+from stepfleet.orchestrator.dashboard.api.entries import of_file
 from stepfleet.orchestrator.dashboard.api.handling import Parameter, Site, flag, text
 from stepfleet.orchestrator.dashboard.api.records import SubmissionResult
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
-from stepfleet.orchestrator.records import exact_json
 
 LARGEST = 128 * 1024 * 1024
 """Bytes of a file that is taken; larger ones are for `stepfleet submit`."""
@@ -127,7 +127,7 @@ class SubmittedFile(Audited):
                 await self.attempt(self._check)
             else:
                 about = f"batch {self._given['id'] or self._given['name']}"
-                detail = exact_json.text(self._given)
+                detail = of_file(self._given)
                 await self.attempt(lambda: self.audited(verb, about, detail, self._submit))
 
     async def _check(self) -> BatchCheck:

@@ -12,6 +12,7 @@ from stepfleet.orchestrator.protocol.waiting import StepWait
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import After, Awaited, Decision, awaited_by
+from stepfleet.orchestrator.records.calls.tools import DENIED, ToolCallRecord
 from stepfleet.orchestrator.records.outcome import ContinuationDecision, ContinuationOutcome
 from stepfleet.orchestrator.records.run.facts import LostAttempt
 from stepfleet.orchestrator.records.run.summary import (
@@ -365,7 +366,7 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
                 call_id=_cut(call.call_id),
                 is_error=call.is_error,
                 duration_ms=call.duration_ms,
-                error=_cut(call.error.message) if call.error else None,
+                error=_error(call, content=content),
                 arguments=_cut(texts[f"arguments:{at}"]) if content else None,
                 result=_cut(texts[f"result:{at}"]) if content else None,
                 run_id=call.run.run_id if call.run else None,
@@ -375,6 +376,14 @@ def _step(result: StepResult, *, content: bool) -> StepSummary:
         ),
         cut=tuple(name for name, text in texts.items() if len(text) > LONGEST) if content else (),
     )
+
+
+def _error(call: ToolCallRecord, *, content: bool) -> str | None:
+    """Return why a call failed; that of a denied one has the reason, which is a person's text."""
+    if call.error is None:
+        return None
+    is_hidden = call.error.code == DENIED and not content
+    return "denied" if is_hidden else _cut(call.error.message)
 
 
 def _decision(decision: Decision | None, *, content: bool) -> str | None:

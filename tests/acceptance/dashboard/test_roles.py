@@ -39,6 +39,7 @@ ROLES: dict[str, Any] = {
 }
 RANKS = ("viewer", "approver", "operator")
 USERS = dict(zip(RANKS, (CAT, BOB, ANN), strict=True))
+SECRET = "the words of a customer"
 ID = "00000000-0000-4000-8000-000000000000"
 API = "/api/stepfleet"
 CHANGES = {
@@ -115,6 +116,72 @@ def test_every_address_that_changes_something_asks_for_its_role(of_roles: Site) 
         assert "no role" in of_roles.ask("POST", path, DAN)[1]
         assert of_roles.ask("POST", path, "ann:wrong")[0] == 401, path
         assert of_roles.ask("POST", path, None)[0] == 401, path
+
+
+@pytest.mark.parametrize("shape", ["run", "runs", "filter", "overrides"])
+def test_the_audit_has_no_text_of_any_body(of_roles: Site, shape: str) -> None:
+    """Everybody who may look reads it: of texts it has the names of their fields alone."""
+    bodies: dict[str, dict[str, Any]] = {
+        "run": {"message": SECRET, "at": 1},
+        "runs": {"runs": [ID], "where": SECRET, "cursor": SECRET, "message": SECRET},
+        "filter": {"filter": {"error": SECRET, SECRET: SECRET}, "message": SECRET},
+        "overrides": {"overrides": {"api_key": SECRET, "max_steps": SECRET, SECRET: SECRET}},
+    }
+    ours = [path.removeprefix(API) for path in CHANGES if path.startswith(f"{API}/")]
+    for path in ours:
+        of_roles.api(path, bodies[shape], auth=ANN)
+    status, body = of_roles.ask("GET", f"{API}/audit", CAT)
+    assert (status, SECRET in body) == (200, False)
+    entries = orjson.loads(body)["entries"]
+    assert {"send", "fork", "set", "deny", "answer"} <= {one["action"] for one in entries}
+    noted = {"run": "message", "runs": ID, "filter": "error", "overrides": "api_key"}
+    assert any(noted[shape] in one["detail"] for one in entries)
+
+
+def test_what_flowers_own_api_changes_is_in_the_audit(of_roles: Site) -> None:
+    """Also what it has tried to; not what was refused by a role, and nothing of the body."""
+    path = f"/api/task/revoke/{ID}"
+    assert of_roles.ask("POST", path, CAT)[0] == 403
+    assert of_roles.ask("POST", f"{path}?x={SECRET.replace(' ', '+')}", ANN)[0] == 200
+    assert of_roles.ask("POST", "/api/worker/pool/grow/w9@there", ANN)[0] == 404
+    assert of_roles.ask("POST", "/api/tasks", ANN)[0] == 405
+    found = set[tuple[str, ...]]()
+
+    def are_there() -> bool:
+        entries = of_roles.api("/audit", auth=CAT)[1]["entries"]
+        assert SECRET not in str(entries)
+        names = ("user", "source", "action", "target", "detail")
+        found.update(tuple(one[name] for name in names) for one in entries)
+        return {
+            ("ann", "flower", "revoke", f"task {ID}", "answered 200"),
+            ("ann", "flower", "pool grow", "worker w9@there", "answered 404"),
+        } <= found
+
+    wait_until(are_there, within=LONG / 1000, what="two entries")
+    assert not any(who == "cat" or "405" in detail for who, *_, detail in found)
+
+
+def test_flowers_own_actions_are_audited_also_where_nobody_has_a_role(site: Site) -> None:
+    assert site.ask("POST", "/api/worker/shutdown/w9@there")[0] == 404
+
+    def is_there() -> bool:
+        entries = site.api("/audit")[1]["entries"]
+        return ("me", "shutdown") in [(one["user"], one["action"]) for one in entries]
+
+    wait_until(is_there, within=LONG / 1000, what="an entry")
+    assert site.ask("GET", "/runs", "me:flöwer")[0] == 401
+
+
+@pytest.mark.parametrize("path", ["/tasks", "/runs", "/api/workers", f"{API}/runs"])
+def test_a_password_in_another_alphabet_is_a_wrong_one(of_roles: Site, path: str) -> None:
+    assert of_roles.ask("GET", path, "ann:пароль")[0] == 401
+
+
+@pytest.mark.parametrize("verb", ["approve", "deny", "answer"])
+def test_nobody_decides_all_calls_of_the_fleet_at_once(of_roles: Site, verb: str) -> None:
+    status, problem = of_roles.api(f"/approvals/{verb}", {"filter": {}, "message": "x"}, auth=BOB)
+    assert status == 400
+    assert "name runs, or conditions" in problem["error"]
 
 
 def test_viewers_read_everything_and_who_has_no_role_nothing(of_roles: Site) -> None:

@@ -49,7 +49,7 @@ CHANGE_NOTHING = {
     *("history.checkpoint", "history.checkpoints", "history.save_state", "history.compare"),
     *("history.tool_traces", "history.get_cost_calls", "history.get_cost_stats"),
     *("history.get_cost_summary", "limits.all", "limits.use", "limits.wait_of"),
-    *("cache.statistics", "approvals.page", "approvals.of_run", "approvals.of_batch"),
+    *("cache.statistics", "scale", "approvals.page", "approvals.of_run", "approvals.of_batch"),
     *("approvals.all", "schedules.all", "schedules.get", "schedules.troubles"),
 }
 HOT = {"submit", "run", "run_with_steps", "run_with_messages", "run_stream", "limits.submitted"}
@@ -205,6 +205,10 @@ async def test_decisions_are_noted_without_their_words_for_whom_they_are_made(
     assert call.decision is not None
     assert call.decision.by == "zoe@x.org"
     assert SECRET not in str(await entries(fleet))
+    assert SECRET in (await fleet.runs.timeline(run_id)).to_json()
+    hidden = await fleet.runs.timeline(run_id, content=False)
+    assert SECRET not in hidden.to_json()  # as where Flower hides texts
+    assert hidden.steps[0].tool_calls[0].error == "denied"
 
 
 async def test_entries_are_found_by_user_action_and_time_over_pages(

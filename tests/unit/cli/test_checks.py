@@ -1,5 +1,9 @@
+import io
+
+from rich.console import Console
+
 from stepfleet.orchestrator.cli import doctor as checks
-from stepfleet.orchestrator.store.fleet.checks import State
+from stepfleet.orchestrator.store.fleet.checks import State, warn
 
 
 def test_an_old_python_fails() -> None:
@@ -59,3 +63,13 @@ def test_every_finding_about_this_machine_that_is_not_ok_names_a_fix() -> None:
 
     assert all(check.fix for check in found)
     assert State.OK not in {check.state for check in found}
+
+
+def test_what_workers_tell_moves_no_cursor_and_colours_nothing() -> None:
+    """Names, versions and releases come from Redis, as whoever writes there wants them."""
+    evil = "w1\x1b[2J\x9b31m\u202e@host"
+    file = io.StringIO()
+    Console(width=200, file=file).print(checks.table([warn(evil, f"found {evil}", f"stop {evil}")]))
+    printed = file.getvalue()
+    assert not {"\x1b", "\x9b", "\u202e"} & set(printed)
+    assert printed.count("w1\N{REPLACEMENT CHARACTER}[2J") == 3

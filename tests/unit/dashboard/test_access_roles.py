@@ -5,7 +5,9 @@ from stepfleet.orchestrator.dashboard.access import AccessRole, AccessRoles, che
 from stepfleet.orchestrator.settings.settings import load_settings
 
 ROLES = AccessRoles(
-    operators=("ann@x.org", "root"), approvers=("*@x.org",), viewers=("*@y.org", "bob@x.org")
+    operators=("ann@x.org", "root", "kim", "ros"),
+    approvers=("*@x.org",),
+    viewers=("*@y.org", "bob@x.org"),
 )
 
 
@@ -22,6 +24,11 @@ ROLES = AccessRoles(
         ("eve@x.org.evil", None),
         ("x.org", None),
         ("ann@x.org@z.org", None),
+        ("@x.org", None),
+        ("eve@z.org@x.org", None),
+        ("\N{KELVIN SIGN}im", None),
+        ("ro\N{LATIN SMALL LETTER LONG S}", None),
+        ("KIM", AccessRole.OPERATOR),
         ("", None),
         (None, None),
     ],
@@ -66,6 +73,21 @@ def test_each_line_of_basic_auth_is_a_user() -> None:
     check_access("0.0.0.0", "ann:a\nbob:b")  # noqa: S104 - the address that it is about
     with pytest.raises(ConfigurationError, match="USER:PASSWORD"):
         check_access("127.0.0.1", "ann:a\nbob")
+
+
+@pytest.mark.parametrize(
+    ("basic_auth", "problem"),
+    [
+        ("ann:A,bob:B", "one USER:PASSWORD a line in STEPFLEET_FLOWER_BASIC_AUTH"),
+        ("ann:A\nbob:пароль", "not ASCII"),
+        ("jürgen:A", "not ASCII"),
+    ],
+)
+def test_users_whom_flower_would_take_for_others_are_refused(basic_auth: str, problem: str) -> None:
+    check_access("127.0.0.1", "ann:A,b\nbob:B:c,d")
+    with pytest.raises(ConfigurationError, match=problem) as refused:
+        check_access("127.0.0.1", basic_auth)
+    assert not any(word in refused.value.message for word in ("пароль", "bob:B"))
 
 
 def test_lists_come_from_the_environment_and_wrong_names_are_refused(
