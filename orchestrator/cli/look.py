@@ -339,7 +339,7 @@ def crew_picture(overview: FleetOverview) -> RenderableType:
 def _keeper(one: KeeperSeen) -> str:
     state = "alive" if one.alive else f"silent for {seconds(one.seen_seconds_ago)}"
     memory = "" if one.rss_bytes is None else f", {one.rss_bytes / 2**20:,.0f} MB"
-    return f"{shown(one.name, 80)}: {state}{memory} {shown(one.version, 20)}".rstrip()
+    return f"{shown(one.name, 80)}: {state}{memory} {shown(_build(one), 40)}".rstrip()
 
 
 def _names(names: Sequence[str] | None) -> str:
@@ -354,7 +354,7 @@ def _state(worker: WorkerSeen) -> Text:
     return Text("stopping", style="yellow") if worker.stopping else Text("alive", style="green")
 
 
-def _build(worker: WorkerSeen) -> str:
+def _build(worker: WorkerSeen | KeeperSeen) -> str:
     return ", ".join(filter(None, (str(worker.build), worker.release)))
 
 

@@ -310,7 +310,7 @@ class WorkersOf(ReadHandler):
         """Return the workers."""
         store = await store_of(self.site.fleet)
         found, kept = await workers(store), await keepers(store)
-        wrong = (versions(found), *stopping(found))
+        wrong = (versions((*found, *kept)), *stopping(found))
         return WorkersReport(workers=tuple(found), keepers=tuple(kept), checks=wrong)
 
 

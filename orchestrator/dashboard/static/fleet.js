@@ -50,7 +50,7 @@ function state(one) {
   return one.stopping ? el("span", { class: "sf-error" }, "stopping") : "alive";
 }
 
-/** A worker's version and commit, as the command line shows them, and its release. */
+/** A worker's or keeper's version and commit, as the command line shows them, and its release. */
 const build = (one) => [one.commit ? `${one.version}+${one.commit.slice(0, 8)}` : one.version, one.release].filter(Boolean).join(", ").slice(0, 150);
 
 const worker = (one) => [
@@ -59,7 +59,7 @@ const worker = (one) => [
   el("span", { class: "sf-cell" }, one.agents.join(", ")), el("span", { class: "sf-cell sf-small" }, (one.queues || []).join(", ")),
 ];
 
-const keeper = (one) => `${one.name} (${one.alive ? "alive" : `silent for ${duration(one.seen_seconds_ago)}`}${one.rss_bytes ? `, ${megabytes(one.rss_bytes)}` : ""})`;
+const keeper = (one) => `${one.name} (${one.alive ? "alive" : `silent for ${duration(one.seen_seconds_ago)}`}${one.rss_bytes ? `, ${megabytes(one.rss_bytes)}` : ""}${build(one) ? `, ${build(one)}` : ""})`;
 
 function fleet(found) {
   const { overview, checks } = found;

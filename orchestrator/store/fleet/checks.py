@@ -220,12 +220,12 @@ def workers(
 
 def keepers(seen: Iterable[KeeperSeen]) -> Iterator[Check]:
     """Tell which keepers are alive, if any, with their versions."""
-    if alive := [f"{one.name} ({one.version or '?'})" for one in seen if one.alive]:
+    if alive := [f"{one.name} ({_running(one)})" for one in seen if one.alive]:
         yield good("keepers", f"{len(alive)} alive: {_some(alive)}")
 
 
-def versions(seen: Iterable[WorkerSeen]) -> Check:
-    """Judge whether living workers have the same build; those of earlier ones report none."""
+def versions(seen: Sequence[WorkerSeen | KeeperSeen]) -> Check:
+    """Judge whether living workers, and keepers, have the same build; earlier ones report none."""
     found: dict[str, list[str]] = {}
     for one in seen:
         if one.alive:
@@ -238,7 +238,7 @@ def versions(seen: Iterable[WorkerSeen]) -> Check:
     return warn("worker versions", f"a mixed fleet: {shown}", fix)
 
 
-def _running(worker: WorkerSeen) -> str:
+def _running(worker: WorkerSeen | KeeperSeen) -> str:
     build = str(worker.build) or "an older one"
     return f"{build} ({worker.release})" if worker.release else build
 
@@ -414,7 +414,7 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     yield workers(alive, seen.active, seen.troubles, kept=kept)
     yield from keepers(seen.keepers)
     yield from stopping(seen.workers)
-    yield versions(seen.workers)
+    yield versions((*seen.workers, *seen.keepers))
     yield from client_version(seen.workers, read.here)
     yield from paused(is_paused=seen.paused)
     yield from queues(seen.unserved, queue)

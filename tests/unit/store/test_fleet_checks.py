@@ -5,7 +5,7 @@ from stepfleet.orchestrator import Ask
 from stepfleet.orchestrator.records.schedule import Schedule, ScheduleView
 from stepfleet.orchestrator.store.fleet import checks
 from stepfleet.orchestrator.store.fleet.checks import State
-from stepfleet.orchestrator.store.fleet.overview import WorkerSeen
+from stepfleet.orchestrator.store.fleet.overview import KeeperSeen, WorkerSeen
 from stepfleet.orchestrator.store.fleet.servers import (
     RedisFacts,
     ServerFacts,
@@ -119,6 +119,8 @@ def test_workers_of_several_builds_are_a_mixed_fleet_and_named_with_theirs() -> 
     assert checks.versions([gone, seen("b", version="2"), seen("a", version="2")]).found == "2"
     mixed = checks.versions([seen("a"), seen("b", version="2")])
     assert (mixed.state, mixed.found) == (State.WARN, "a mixed fleet: 2: b; an older one: a")
+    keeper = KeeperSeen(name="k", seen_seconds_ago=1.0, version="1")
+    assert checks.versions([seen("b", version="2"), keeper]).found == "a mixed fleet: 1: k; 2: b"
     commits = [seen("a", version="2", commit=NEW), seen("b", version="2", commit=OLD)]
     mixed = checks.versions([*commits, seen("c", version="2", commit=OLD, release="v7")])
     assert mixed.state is State.WARN
