@@ -41,6 +41,9 @@ def strings(schema: dict[str, Any], path: Path = ()) -> Iterator[Path]:
         yield from strings(inner, (*path, 0))
 
 
+LISTS = {path[-2] for path in strings(SCHEMA) if path[-1] == 0}
+
+
 def values(given: str, places: list[Path], *, trial: bool) -> dict[str, Any]:
     """Return values with everything on and a string at each of the places."""
     made: dict[str, Any] = yaml.safe_load((EXAMPLES / "production.yaml").read_text())
@@ -52,17 +55,14 @@ def values(given: str, places: list[Path], *, trial: bool) -> dict[str, Any]:
     }
     made["workers"]["default"] |= {"slots": 2}
     for *folders, last in places:
-        inner = made
+        inner: Any = made
         for folder in folders:
             inner = inner.setdefault(folder, [] if folder in LISTS else {})
         if last == 0:
-            inner[:] = [given]  # type: ignore[index]
+            inner[:] = [given]
         else:
             inner[last] = given
     return made
-
-
-LISTS = {path[-2] for path in strings(SCHEMA) if path[-1] == 0}
 
 
 def rendered(given: dict[str, Any]) -> list[Manifest]:
