@@ -174,6 +174,12 @@ def test_the_charts_program_is_the_projects_version() -> None:
             "me:secret",
             "flower.env: STEPFLEET_FLOWER_BASIC_AUTH is set by the Secret of flower.existingSecret",
         ),
+        ("env.OPENAI_API_KEY", "k", "env: OPENAI_API_KEY would be readable in the release"),
+        ("env.hf_token", "k", "use existingSecret/envFromSecrets"),
+        ("workers.default.env.A_PASSWORD", "k", "workers.default.env: A_PASSWORD would be"),
+        ("flower.env.A_SECRET", "k", "flower.env: A_SECRET would be"),
+        ("redis.trial.image", "a\n- name: b", "/redis/trial/image"),
+        ("podDisruptionBudget.maxUnavailable", "1: 2", "/podDisruptionBudget/maxUnavailable"),
         ("queue", "", "/queue"),
         ("networkPolicy.redisPorts", ["6379"], "/networkPolicy/redisPorts/0"),
         ("image.digest", "sha256:1", "/image/digest"),
@@ -320,8 +326,8 @@ def test_a_metric_is_of_one_fleet_of_the_cluster(production: list[Manifest]) -> 
         assert endpoint["relabelings"] == [{"targetLabel": "job", "replacement": selected}]
     elsewhere = manifests.helm_run("template", "fleet", str(CHART), "-n", "b", values={
         **MINIMAL, "workers": {"default": {"autoscaling": hpa}}})  # fmt: skip
-    assert f"job: {selected}\n" not in elsewhere.stdout
-    assert "job: b.fleet-stepfleet\n" in elsewhere.stdout
+    assert f'job: "{selected}"\n' not in elsewhere.stdout
+    assert 'job: "b.fleet-stepfleet"\n' in elsewhere.stdout
 
 
 def test_workers_that_are_there_anyway_are_not_wanted_twice() -> None:

@@ -88,6 +88,15 @@ def test_the_target_stops_and_starts_all_units() -> None:
         assert said["Install"]["WantedBy"] == "stepfleet.target"
 
 
+def test_keys_of_models_are_for_workers_only() -> None:
+    """OPS-06: and the file for them is made by the page."""
+    readers = {file.name for file in UNITS.glob("*.service") if "worker.env" in file.read_text()}
+    assert readers == {"stepfleet-worker@.service"}
+    assert "API_KEY" in (UNITS / "worker.env.example").read_text()
+    assert "API_KEY" not in (UNITS / "fleet.env.example").read_text()
+    assert "/etc/stepfleet/worker.env" in (ROOT / "deploy" / "README.md").read_text()
+
+
 def test_what_scales_may_start_units(installed: Path) -> None:
     """OPS-02: it has none of the common part, which names a user and restarts for ever."""
     common = UNITS / "stepfleet-.service.d" / "common.conf"

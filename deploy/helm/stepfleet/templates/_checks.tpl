@@ -44,6 +44,11 @@
 {{- if kindIs "map" $values }}{{ $_ := set $given (printf "workers.%s.env" $group) $values.env }}{{ end }}
 {{- end }}
 {{- range $place, $env := $given }}
+{{- range $variable, $_ := $env | default dict }}
+{{- if regexMatch "_(API_KEY|ACCESS_KEY|SIGNING_KEY|TOKEN|SECRET|PASSWORD)$" (upper $variable) }}
+{{- $wrong = append $wrong (printf "%s: %s would be readable in the release and its pods: use existingSecret/envFromSecrets" $place $variable) }}
+{{- end }}
+{{- end }}
 {{- range $name, $by := $taken }}
 {{- $variable := printf "STEPFLEET_%s" (upper $name) }}
 {{- if hasKey ($env | default dict) $variable }}

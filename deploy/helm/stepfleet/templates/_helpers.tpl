@@ -11,21 +11,21 @@
 
 {{/* What never changes: a Deployment's selector cannot be upgraded. Takes root, component, group. */}}
 {{- define "stepfleet.selector" -}}
-app.kubernetes.io/name: {{ .root.Chart.Name }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+app.kubernetes.io/name: {{ .root.Chart.Name | quote }}
+app.kubernetes.io/instance: {{ .root.Release.Name | quote }}
 {{- with .component }}
-app.kubernetes.io/component: {{ . }}
+app.kubernetes.io/component: {{ . | quote }}
 {{- end }}
 {{- with .group }}
-stepfleet/group: {{ . }}
+stepfleet/group: {{ . | quote }}
 {{- end }}
 {{- end }}
 
 {{- define "stepfleet.labels" -}}
 {{ include "stepfleet.selector" . }}
 app.kubernetes.io/version: {{ .root.Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .root.Release.Service }}
-helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+app.kubernetes.io/managed-by: {{ .root.Release.Service | quote }}
+helm.sh/chart: {{ printf "%s-%s" .root.Chart.Name .root.Chart.Version | quote }}
 {{- end }}
 
 {{- define "stepfleet.serviceAccount" -}}
@@ -40,13 +40,13 @@ helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
 
 {{/* What the three kinds of pods have in common. Takes root and placement. */}}
 {{- define "stepfleet.pod" -}}
-serviceAccountName: {{ include "stepfleet.serviceAccount" .root }}
+serviceAccountName: {{ include "stepfleet.serviceAccount" .root | quote }}
 automountServiceAccountToken: false
 enableServiceLinks: false
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:
   {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
   {{- end }}
 {{- end }}
 securityContext:
@@ -65,11 +65,11 @@ volumes:
     emptyDir: {}
   - name: config
     configMap:
-      name: {{ include "stepfleet.fullname" .root }}
+      name: {{ include "stepfleet.fullname" .root | quote }}
   {{- with .root.Values.redis.caSecret }}
   - name: redis-ca
     secret:
-      secretName: {{ . }}
+      secretName: {{ . | quote }}
   {{- end }}
   {{- with .placement.volumes }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
@@ -77,7 +77,7 @@ volumes:
 {{/* Takes root and the group's mounts. */}}
 {{- define "stepfleet.container" -}}
 image: {{ include "stepfleet.image" .root | quote }}
-imagePullPolicy: {{ .root.Values.image.pullPolicy }}
+imagePullPolicy: {{ .root.Values.image.pullPolicy | quote }}
 workingDir: /etc/stepfleet/config
 securityContext:
   allowPrivilegeEscalation: false
@@ -107,19 +107,19 @@ volumeMounts:
 {{- if .trial.enabled }}
 - name: REDIS_PASSWORD
   valueFrom:
-    secretKeyRef: {name: {{ .existingSecret }}, key: password}
+    secretKeyRef: {name: {{ .existingSecret | quote }}, key: password}
 - name: STEPFLEET_REDIS_URL
-  value: redis://stepfleet:$(REDIS_PASSWORD)@{{ include "stepfleet.fullname" $.root }}-redis:6379/0
+  value: {{ printf "redis://stepfleet:$(REDIS_PASSWORD)@%s-redis:6379/0" (include "stepfleet.fullname" $.root) | quote }}
 {{- else }}
 - name: STEPFLEET_REDIS_URL
   valueFrom:
-    secretKeyRef: {name: {{ .existingSecret }}, key: {{ .urlKey }}}
+    secretKeyRef: {name: {{ .existingSecret | quote }}, key: {{ .urlKey | quote }}}
 {{- end }}
 {{- end }}
 - name: STEPFLEET_QUEUE
   value: {{ .root.Values.queue | quote }}
 {{- range $name, $value := merge (dict) (.env | default dict) .root.Values.env }}
-- name: {{ $name }}
+- name: {{ $name | quote }}
   value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
 {{- end }}
@@ -128,7 +128,7 @@ volumeMounts:
 {{- if . }}
 envFrom:
   {{- range . }}
-  - secretRef: {name: {{ . }}}
+  - secretRef: {name: {{ . | quote }}}
   {{- end }}
 {{- end }}
 {{- end }}
@@ -140,5 +140,5 @@ envFrom:
 
 {{/* A pod is replaced when its stepfleet.toml changes. */}}
 {{- define "stepfleet.checksum" -}}
-checksum/config: {{ .Values.config | sha256sum }}
+checksum/config: {{ .Values.config | sha256sum | quote }}
 {{- end }}

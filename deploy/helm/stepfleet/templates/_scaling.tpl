@@ -5,10 +5,10 @@
 apiVersion: policy/v1
 kind: PodDisruptionBudget
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   labels: {{- include "stepfleet.labels" .select | nindent 4 }}
 spec:
-  maxUnavailable: {{ .root.Values.podDisruptionBudget.maxUnavailable }}
+  maxUnavailable: {{ toJson .root.Values.podDisruptionBudget.maxUnavailable }}
   selector:
     matchLabels: {{- include "stepfleet.selector" .select | nindent 6 }}
 {{- end }}
@@ -50,13 +50,13 @@ spec:
 apiVersion: {{ ternary "keda.sh/v1alpha1" "autoscaling/v2" $keda }}
 kind: {{ ternary "ScaledObject" "HorizontalPodAutoscaler" $keda }}
 metadata:
-  name: {{ .name }}
+  name: {{ .name | quote }}
   labels: {{- include "stepfleet.labels" .select | nindent 4 }}
 spec:
   scaleTargetRef:
     apiVersion: apps/v1
     kind: Deployment
-    name: {{ .name }}
+    name: {{ .name | quote }}
 {{- if $keda }}
   minReplicaCount: {{ $scaling.min | default 0 }}
   maxReplicaCount: {{ $scaling.max }}
@@ -73,7 +73,7 @@ spec:
     - type: metrics-api
       metricType: AverageValue
       metadata:
-        url: http://{{ include "stepfleet.fullname" $.root }}-keeper.{{ $.root.Release.Namespace }}.svc:9460/scale{{ include "stepfleet.asked" (dict "root" $.root "group" $.group "queue" .) }}
+        url: {{ printf "http://%s-keeper.%s.svc:9460/scale%s" (include "stepfleet.fullname" $.root) $.root.Release.Namespace (include "stepfleet.asked" (dict "root" $.root "group" $.group "queue" .)) | quote }}
         valueLocation: wanted
         targetValue: "1"
     {{- end }}
@@ -91,7 +91,7 @@ spec:
           name: stepfleet_work
           selector:
             matchLabels:
-              job: {{ include "stepfleet.job" $.root }}
+              job: {{ include "stepfleet.job" $.root | quote }}
               queue: {{ . | quote }}
         target:
           type: AverageValue
