@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepfleet.orchestrator.records.audit import Actor, AuditEntry
+from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.codec import moment
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
@@ -35,7 +36,7 @@ class Audit(Gateway):
         flat = [part for name, text in fields.items() for part in (name, text[:LONGEST])]
         flat += ["detail", f"{detail[:LONGEST]} [by {source} on {host}]"]
         limits = ("MAXLEN", "~", MOST_ENTRIES)
-        await self._connection.execute("XADD", self._key, *limits, "*", *flat)
+        await self._connection.execute("XADD", self._key, *limits, "*", *map(well_formed, flat))
 
     async def newest(self, limit: int, before: Place = "+") -> list[tuple[Place, AuditEntry]]:
         """Return up to `limit` entries with their places, the newest first; those `before` one."""

@@ -68,7 +68,7 @@ def test_pages_are_walked_by_tab_and_dialogs_keep_the_focus_and_give_it_back(
         expect(page.locator(f"#content {place}:visible").first).to_be_visible()
         if path == "/fleet":  # whose parts come one by one, and move those below
             expect(page.locator("#content")).to_contain_text("checks have passed")
-            expect(page.get_by_role("region", name="Actions")).to_contain_text("Nothing yet")
+            expect(page.get_by_role("region", name="Actions")).to_contain_text("submit batch")
         found = walk(page)
         assert found[0]["name"] == "Skip to main content", path
         assert names <= {one["name"] for one in found}, path
