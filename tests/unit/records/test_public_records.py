@@ -98,7 +98,7 @@ GIVEN: dict[str, dict[str, Any]] = {
     "RunTree": {"run": SUMMARY, "below": ({"run": SUMMARY},), "left_out": 1},
     "StepSummary": {"step": 1, "type": "action", "started_at": NOW, "tool_calls": ()},
     "AuditEntry": {
-        "at": NOW,
+        "at": "2026-01-02T12:00:00+00:00",
         "user": "ann",
         "action": "cancel",
         "target": "run r1",
