@@ -9,6 +9,10 @@ const OPEN = ["in_progress", "queued", "paused"];
 
 /** Draw a part of the page anew; what had the focus there has it again, known by its address or its name. */
 export function redraw(node, draw) {
+  if (node.querySelector("a:active, button:active")) { // a button that goes while it is pressed gets no click
+    addEventListener("pointerup", () => setTimeout(() => redraw(node, draw)), { once: true });
+    return;
+  }
   const key = (one) => one.href || one.textContent;
   const before = node.contains(document.activeElement) ? key(document.activeElement) : null;
   draw();

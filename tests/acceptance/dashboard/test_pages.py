@@ -145,6 +145,24 @@ def test_a_run_is_explained_goes_on_with_a_message_and_is_forked(
     assert {one["action"] for one in done["entries"]} == {"send", "fork"}
 
 
+def test_a_button_that_is_pressed_while_its_part_is_drawn_anew_is_clicked(
+    chromium: Browser, site: Site, fleet: Fleet
+) -> None:
+    page = Visitor(chromium, site).open("/fleet")
+    pressed = page.get_by_role("button", name="Set a limit")
+    expect(pressed).to_be_visible()
+    pressed.hover()
+    page.mouse.down()
+    with page.expect_response("**/api/stepfleet/fleet") as answered:
+        fleet.limits.set("tenant:acme", calls=7)
+    answered.value.finished()
+    page.evaluate("() => new Promise((done) => setTimeout(() => requestAnimationFrame(done)))")
+    page.mouse.up()
+    expect(page.locator("dialog[open]")).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("region", name="Limits of the fleet")).to_contain_text("tenant:acme")
+
+
 def test_a_limit_is_set_and_the_fleet_is_paused_from_the_page(
     chromium: Browser, site: Site, fleet: Fleet
 ) -> None:
