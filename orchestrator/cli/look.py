@@ -354,8 +354,8 @@ def _state(worker: WorkerSeen) -> Text:
     return Text("stopping", style="yellow") if worker.stopping else Text("alive", style="green")
 
 
-def _build(worker: WorkerSeen | KeeperSeen) -> str:
-    return ", ".join(filter(None, (str(worker.build), worker.release)))
+def _build(one: KeeperSeen) -> str:
+    return ", ".join(filter(None, (str(one.build), one.release)))
 
 
 def workers_picture(found: Sequence[WorkerSeen]) -> RenderableType:

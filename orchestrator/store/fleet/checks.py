@@ -224,7 +224,7 @@ def keepers(seen: Iterable[KeeperSeen]) -> Iterator[Check]:
         yield good("keepers", f"{len(alive)} alive: {_some(alive)}")
 
 
-def versions(seen: Sequence[WorkerSeen | KeeperSeen]) -> Check:
+def versions(seen: Sequence[KeeperSeen]) -> Check:
     """Judge whether living workers, and keepers, have the same build; earlier ones report none."""
     found: dict[str, list[str]] = {}
     for one in seen:
@@ -238,9 +238,9 @@ def versions(seen: Sequence[WorkerSeen | KeeperSeen]) -> Check:
     return warn("worker versions", f"a mixed fleet: {shown}", fix)
 
 
-def _running(worker: WorkerSeen | KeeperSeen) -> str:
-    build = str(worker.build) or "an older one"
-    return f"{build} ({worker.release})" if worker.release else build
+def _running(one: KeeperSeen) -> str:
+    build = str(one.build) or "an older one"
+    return f"{build} ({one.release})" if one.release else build
 
 
 def client_version(seen: Iterable[WorkerSeen], here: Build) -> Iterator[Check]:

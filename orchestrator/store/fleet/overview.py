@@ -38,57 +38,45 @@ _MOVES = frozenset({Lifecycle.QUEUED, Lifecycle.IN_PROGRESS})
 """The states in which a run waits for a worker, or has one."""
 
 
-class WorkerSeen(Record):
-    """A worker process as it last reported. `seen_seconds_ago` grows when it is gone.
+class KeeperSeen(Record):
+    """A process as it last reported that looks after the fleet: a keeper, or a worker.
 
-    `name` is that of its node in Celery, with the process id after it for a child of a pool;
-    `process` is `host:pid`. `queues` are the queues that it serves (None where it does not report
-    them), `tool_queues` those that the tools of its agents need. `stopping`: it takes no new steps;
-    `version` and `commit` are those of stepfleet, `release` the setting of that name, `rss_bytes`
-    the process's memory; those of a version that does not report them are empty.
+    `name` of a keeper is `host:pid`. `seen_seconds_ago` grows when it is gone. `version` and
+    `commit` are those of stepfleet, `release` the setting of that name, `rss_bytes` the process's
+    memory; those of a version that does not report them are empty. Keepers' reports are not among
+    the workers': earlier versions would count them.
     """
 
     name: str
-    process: str = ""
     seen_seconds_ago: float
+    alive: bool = True
+    version: str = ""
+    commit: str = ""
+    release: str = ""
+    rss_bytes: int | None = None
+    started_at: datetime | None = None
+
+    @property
+    def build(self) -> Build:
+        """Its build of stepfleet."""
+        return Build(self.version, self.commit)
+
+
+class WorkerSeen(KeeperSeen):
+    """A worker process as it last reported: a keeper that does steps.
+
+    `name` is that of its node in Celery, with the process id after it for a child of a pool;
+    `process` is `host:pid`. `queues` are the queues that it serves (None where it does not report
+    them), `tool_queues` those that the tools of its agents need. `stopping`: it takes no new steps.
+    """
+
+    process: str = ""
     held: int = 0
     slots: int = 0
     agents: tuple[str, ...] = ()
     queues: tuple[str, ...] | None = None
     tool_queues: tuple[str, ...] = ()
-    alive: bool = True
     stopping: bool = False
-    version: str = ""
-    commit: str = ""
-    release: str = ""
-    rss_bytes: int | None = None
-    started_at: datetime | None = None
-
-    @property
-    def build(self) -> Build:
-        """Its build of stepfleet."""
-        return Build(self.version, self.commit)
-
-
-class KeeperSeen(Record):
-    """A keeper as it last reported: a process that does all that workers do, but no steps.
-
-    `name` is `host:pid`. Its reports are not among the workers': earlier versions would count it.
-    """
-
-    name: str
-    seen_seconds_ago: float
-    alive: bool = True
-    version: str = ""
-    commit: str = ""
-    release: str = ""
-    rss_bytes: int | None = None
-    started_at: datetime | None = None
-
-    @property
-    def build(self) -> Build:
-        """Its build of stepfleet."""
-        return Build(self.version, self.commit)
 
 
 class FleetOverview(Record):
@@ -153,14 +141,10 @@ def _worker_seen(process: str, report: str, now: float, lease: float) -> WorkerS
         return WorkerSeen(name=process, process=process, seen_seconds_ago=now, alive=False)
 
 
-def keepers_seen(reports: Mapping[str, str], *, now: float, lease: float) -> list[KeeperSeen]:
-    """Return the keepers behind `reports`, as `workers_seen` judges workers."""
-    return [
-        KeeperSeen(
-            name=one.process, **one.model_dump(include=KeeperSeen.model_fields.keys() - {"name"})
-        )
-        for one in workers_seen(reports, now=now, lease=lease)
-    ]
+def keeper_of(seen: WorkerSeen) -> KeeperSeen:
+    """Return a keeper, whose report is read as a worker's."""
+    known = seen.model_dump(include=set(KeeperSeen.model_fields))
+    return KeeperSeen.model_validate({**known, "name": seen.process})
 
 
 def unserved_queues(workers: Iterable[WorkerSeen], steps: str) -> tuple[str, ...]:
@@ -235,31 +219,24 @@ def _that_stop(info: Mapping[str, Any]) -> list[str]:
 
 async def workers(store: Store) -> list[WorkerSeen]:
     """Return the workers as they last reported."""
-    return workers_seen(await _reports(store, keys.WORKERS), **await _moment(store))
+    return await _seen(store, keys.WORKERS)
 
 
 async def keepers(store: Store) -> list[KeeperSeen]:
     """Return the keepers as they last reported."""
-    return keepers_seen(await _reports(store, keys.KEEPERS), **await _moment(store))
+    return [keeper_of(one) for one in await _seen(store, keys.KEEPERS)]
 
 
-async def _reports(store: Store, key: str) -> dict[str, str]:
-    found: dict[str, str] = await store.connection.execute("HGETALL", store.keys.of(key))
-    return found
-
-
-async def _moment(store: Store) -> dict[str, float]:
-    """Return what reports are judged by: the time, and a lease, in seconds."""
-    return {
-        "now": (await store.connection.now()).timestamp(),
-        "lease": store.settings.lease,
-    }
+async def _seen(store: Store, key: str) -> list[WorkerSeen]:
+    reports = await store.connection.execute("HGETALL", store.keys.of(key))
+    now = (await store.connection.now()).timestamp()
+    return workers_seen(reports, now=now, lease=store.settings.lease)
 
 
 async def forget_workers(store: Store) -> None:
     """Remove the reports of workers and keepers that have been silent for a day."""
     for key in (keys.WORKERS, keys.KEEPERS):
-        seen = workers_seen(await _reports(store, key), **await _moment(store))
+        seen = await _seen(store, key)
         if gone := [one.process for one in seen if one.seen_seconds_ago > FORGOTTEN_SECONDS]:
             await store.connection.execute("HDEL", store.keys.of(key), *gone)
 

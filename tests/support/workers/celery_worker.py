@@ -5,7 +5,6 @@ Celery and OpenTelemetry read when they are imported takes a cold one.
 """
 
 import contextlib
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Self
 import psutil
 from support.deadlines import wait_until
 from support.workers.frozen import freeze
+from support.workers.logged_process import LoggedProcess
 from support.workers.warm_starts import AT_IMPORT, CELERY, Forked, start
 
 PROGRAM = ("-m", CELERY)
@@ -21,7 +21,7 @@ _READ_AT_IMPORT = ("CELERY_", "OTEL_")
 _PATCH_AT_IMPORT = ("gevent", "eventlet")
 
 
-class CeleryWorker:
+class CeleryWorker(LoggedProcess):
     """A worker of the app `app`; `env` is its whole environment, `program` what Python runs."""
 
     def __init__(
@@ -35,8 +35,7 @@ class CeleryWorker:
         cwd: Path,
         program: tuple[str, ...] = PROGRAM,
     ) -> None:
-        self.name = name
-        self.log_path = folder / f"{name.partition('@')[0]}.log"
+        super().__init__(name, folder / f"{name.partition('@')[0]}.log")
         self._program = program
         self._arguments = [
             *("-A", app, "worker", "-n", name, "-l", "INFO"),
@@ -44,7 +43,6 @@ class CeleryWorker:
         ]
         self._env = env
         self._cwd = cwd
-        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def start(self) -> Self:
         """Start the process and return when it consumes."""
@@ -78,35 +76,6 @@ class CeleryWorker:
     def _is_ready(self) -> bool:
         assert self.exit_code is None, f"{self.name} ended at its start:\n{self.log}"
         return f"{self.name} ready." in self.log
-
-    @property
-    def log(self) -> str:
-        """All that it has said; nothing before its first word."""
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        assert self._process is not None
-        return self._process.poll()
-
-    def signal(self, which: signal.Signals) -> None:
-        assert self._process is not None
-        self._process.send_signal(which)
-
-    def wait(self, within: float = 60) -> int:
-        """Return the exit code; fail where the worker does not end in time."""
-        assert self._process is not None
-        try:
-            return self._process.wait(timeout=within)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(
-                f"{self.name} did not end within {within} s:\n{self.log}"
-            ) from None
 
     def end(self) -> None:
         """End it at once, with its children."""

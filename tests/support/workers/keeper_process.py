@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import urllib.error
@@ -14,13 +13,14 @@ from typing import Any, Self
 
 from support.deadlines import wait_until
 from support.workers.fleet_workers import QUICK
-from support.workers.warm_starts import KEEPER, Forked, start
+from support.workers.logged_process import LoggedProcess
+from support.workers.warm_starts import KEEPER, start
 
 COMMAND = [sys.executable, "-m", "stepfleet.orchestrator.cli", "keeper"]
 _ADDRESS = re.compile(r"(http://127\.0\.0\.1:\d+) serves")
 
 
-class KeeperProcess:
+class KeeperProcess(LoggedProcess):
     """One keeper on a Redis; `env` is added to what it is told.
 
     It is started warm, or by the command itself where the start is `cold`.
@@ -29,10 +29,9 @@ class KeeperProcess:
     def __init__(
         self, folder: Path, redis_url: str, *, name: str = "k1", env: dict[str, str] | None = None
     ) -> None:
-        self.log_path = folder / f"{name}.log"
+        super().__init__(name, folder / f"{name}.log")
         self._folder = folder
         self._env = {**os.environ, **QUICK, "STEPFLEET_REDIS_URL": redis_url, **(env or {})}
-        self._process: subprocess.Popen[bytes] | Forked | None = None
 
     def launch(self, port: int = 0, *, cold: bool = False) -> Self:
         """Start it without waiting for it."""
@@ -59,23 +58,6 @@ class KeeperProcess:
         found = _ADDRESS.findall(self.log)
         return found[-1] if found else None
 
-    @property
-    def log(self) -> str:
-        """All that it has said."""
-        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        assert self._process is not None
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """Its exit code; None while it runs."""
-        assert self._process is not None
-        return self._process.poll()
-
     def get(self, path: str, address: str | None = None) -> tuple[int, Any]:
         """Return status and body of a page; JSON where it is that."""
         url = f"{address or self._address()}{path}"
@@ -85,19 +67,6 @@ class KeeperProcess:
         except urllib.error.HTTPError as error:
             with contextlib.closing(error):
                 return error.code, _read(error)
-
-    def signal(self, which: signal.Signals) -> None:
-        """Send it a signal."""
-        assert self._process is not None
-        self._process.send_signal(which)
-
-    def wait(self, within: float = 60.0) -> int:
-        """Return its exit code; fail where it does not end in time."""
-        assert self._process is not None
-        try:
-            return self._process.wait(timeout=within)
-        except subprocess.TimeoutExpired:
-            raise AssertionError(f"the keeper goes on after {within} s:\n{self.log}") from None
 
     def end(self) -> None:
         """End it at once."""

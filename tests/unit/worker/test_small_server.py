@@ -10,7 +10,7 @@ from support.deadlines import until
 
 from stepfleet.orchestrator.errors import ConfigurationError, StoreError
 from stepfleet.worker.runtime import small_server
-from stepfleet.worker.runtime.small_server import MOST_AT_ONCE, Page, SmallServer, json_page
+from stepfleet.worker.runtime.small_server import MOST_AT_ONCE, HttpPage, SmallServer, json_page
 
 Place = tuple[str, int]
 
@@ -22,23 +22,23 @@ class Pages:
         self.made: Counter[str] = Counter()
         self.begun, self.go = asyncio.Event(), asyncio.Event()
 
-    async def counted(self, query: Mapping[str, str]) -> Page:
+    async def counted(self, query: Mapping[str, str]) -> HttpPage:
         self.made["counted"] += 1
         return json_page({"times": self.made["counted"], **query})
 
-    async def slow(self, _: Mapping[str, str]) -> Page:
+    async def slow(self, _: Mapping[str, str]) -> HttpPage:
         self.made["slow"] += 1
         self.begun.set()
         await self.go.wait()
         return json_page({"slow": True})
 
-    async def wrong(self, _: Mapping[str, str]) -> Page:
+    async def wrong(self, _: Mapping[str, str]) -> HttpPage:
         raise ConfigurationError("no queue has that name")
 
-    async def away(self, _: Mapping[str, str]) -> Page:
+    async def away(self, _: Mapping[str, str]) -> HttpPage:
         raise StoreError("Redis is away")
 
-    async def broken(self, _: Mapping[str, str]) -> Page:
+    async def broken(self, _: Mapping[str, str]) -> HttpPage:
         raise KeyError("secret")
 
 
