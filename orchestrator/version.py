@@ -16,7 +16,6 @@ COMMIT_FILE = "commit.txt"
 SHOWN = 8
 """Digits of a commit that are shown."""
 _COMMIT = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
-_PARENTS = 2  # orchestrator, and what it lies in: the package, or the checkout
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +36,8 @@ def own_build() -> Build:
     version = ""
     with suppress(metadata.PackageNotFoundError):
         version = metadata.version("stepfleet")
-    found = Path(__file__).resolve()
-    return Build(version, commit_of(found.parents[_PARENTS - 1]))
+    # The package, or the checkout: the folder of `orchestrator`, which may be a link.
+    return Build(version, commit_of(Path(__file__).resolve().parent.parent))
 
 
 def commit_of(folder: Path) -> str:

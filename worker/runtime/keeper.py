@@ -31,7 +31,7 @@ from stepfleet.orchestrator.store.store import Store, open_store
 from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
 from stepfleet.worker.runtime.crash_points import crash_points
-from stepfleet.worker.runtime.small_server import Page, SmallServer, json_page
+from stepfleet.worker.runtime.small_server import HttpPage, SmallServer, json_page
 from stepfleet.worker.runtime.upkeep import Upkeep, process_name, report, sign_off
 from stepfleet.worker.telemetry.logs import CleanLines, JsonLines
 
@@ -40,8 +40,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PORT = 9460
-HOST = "127.0.0.1"
 LAST_SECONDS = 1.0
 """How long a stopping keeper repeats calls to a Redis that is away."""
 END_SECONDS = 8.0
@@ -54,7 +52,6 @@ AGAIN_SECONDS = 1.0
 FIGURES_SECONDS = 2.0
 """For how long a page of metrics waits for Redis."""
 _DIGITS = 6
-TEXT = "text/plain; version=0.0.4; charset=utf-8"
 FORMAT = "[%(asctime)s: %(levelname)s] %(message)s"
 DOES = (
     "keeper %s: looks after overdue and delayed runs, schedules, batches, records, limits,"
@@ -134,11 +131,11 @@ class Keeper:
     def _note_rescued(self, many: int) -> None:
         self._rescued += many
 
-    async def _live(self, _: Mapping[str, str]) -> Page:
+    async def _live(self, _: Mapping[str, str]) -> HttpPage:
         """Answer, which shows that the loop turns: a restart brings no Redis back."""
         return json_page({"live": True})
 
-    async def _ready(self, _: Mapping[str, str]) -> Page:
+    async def _ready(self, _: Mapping[str, str]) -> HttpPage:
         silent = time.monotonic() - self._read_at
         if silent <= SILENT_SECONDS:
             return json_page({"ready": True, "read_seconds_ago": round(silent, 1)})
@@ -147,7 +144,7 @@ class Keeper:
             why = f"Redis was read {silent:.0f} s ago: it does not answer"
         return json_page({"ready": False, "error": why}, HTTPStatus.SERVICE_UNAVAILABLE)
 
-    async def _scale(self, query: Mapping[str, str]) -> Page:
+    async def _scale(self, query: Mapping[str, str]) -> HttpPage:
         """Answer with the signal of a `queue`, for autoscalers of others than `beside` workers."""
         if unknown := ", ".join(query.keys() - {"queue", "beside"}):
             raise ConfigurationError(f"{unknown}: not known; there are queue and beside")
@@ -160,7 +157,7 @@ class Keeper:
         found = await scale_signal(store, query.get("queue"), beside=int(beside))
         return json_page(found.model_dump(mode="json"))
 
-    async def _show_metrics(self, _: Mapping[str, str]) -> Page:
+    async def _show_metrics(self, _: Mapping[str, str]) -> HttpPage:
         if find_spec("prometheus_client") is None:
             fix = "prometheus_client is missing: install stepfleet[telemetry]"
             return json_page({"error": fix}, HTTPStatus.NOT_FOUND)
@@ -177,7 +174,7 @@ class Keeper:
             log.debug("the fleet's figures cannot be read: %s", error)
             self._metrics.show_fleet(None)
         kind, content = self._metrics.page()
-        return Page(content, kind=kind)
+        return HttpPage(content, kind=kind)
 
     def _connected(self) -> Store:
         """Return the store. Raises `StoreError` while there is none."""
@@ -230,8 +227,8 @@ def _log(settings: Settings) -> None:
 def main() -> None:
     """Run a keeper in the foreground; ends the process."""
     parser = argparse.ArgumentParser(prog="python -m stepfleet.worker.runtime.keeper")
-    parser.add_argument("--host", default=HOST)
-    parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, required=True)
     given = parser.parse_args()
     try:
         settings = load_settings()

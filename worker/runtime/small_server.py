@@ -32,7 +32,7 @@ JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class HttpPage:
     """What is answered."""
 
     body: bytes
@@ -40,16 +40,16 @@ class Page:
     kind: str = JSON
 
 
-Make = Callable[[Mapping[str, str]], Awaitable[Page]]
+Make = Callable[[Mapping[str, str]], Awaitable[HttpPage]]
 """Makes a page of the parameters of a query; may raise `AgentException`."""
 
 
-def json_page(data: object, status: HTTPStatus = HTTPStatus.OK) -> Page:
+def json_page(data: object, status: HTTPStatus = HTTPStatus.OK) -> HttpPage:
     """Return a page of JSON."""
-    return Page(orjson.dumps(data), status)
+    return HttpPage(orjson.dumps(data), status)
 
 
-def _problem(status: HTTPStatus, error: str) -> Page:
+def _problem(status: HTTPStatus, error: str) -> HttpPage:
     return json_page({"error": error}, status)
 
 
@@ -64,7 +64,7 @@ class SmallServer:
         self._live = live
         self._answering = 0
         self._silent: dict[asyncio.StreamWriter, None] = {}
-        self._known: dict[tuple[str, str], tuple[float, asyncio.Future[Page]]] = {}
+        self._known: dict[tuple[str, str], tuple[float, asyncio.Future[HttpPage]]] = {}
 
     @asynccontextmanager
     async def serve(self, host: str, port: int) -> AsyncGenerator[str]:
@@ -100,7 +100,9 @@ class SmallServer:
         finally:
             self._silent.pop(writer, None)
 
-    async def _page_of(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Page:
+    async def _page_of(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> HttpPage:
         try:
             async with asyncio.timeout(READ_SECONDS):
                 head = await reader.readuntil(b"\r\n\r\n")
@@ -109,7 +111,7 @@ class SmallServer:
         self._silent.pop(writer, None)
         return await self._answer(*head.split(b"\r\n", 1)[0].decode("latin-1").split(" "))
 
-    async def _answer(self, method: str, address: str = "", *_: str) -> Page:
+    async def _answer(self, method: str, address: str = "", *_: str) -> HttpPage:
         if method != "GET":
             return _problem(HTTPStatus.METHOD_NOT_ALLOWED, "only GET is answered")
         try:
@@ -130,7 +132,7 @@ class SmallServer:
         known = ", ".join((*self._live, *self._pages))
         return _problem(HTTPStatus.NOT_FOUND, f"there are: {known}")
 
-    async def _kept(self, name: tuple[str, str], make: Make, query: Mapping[str, str]) -> Page:
+    async def _kept(self, name: tuple[str, str], make: Make, query: Mapping[str, str]) -> HttpPage:
         """Return an answer of the last second, or that which is being made, or a new one."""
         now = time.monotonic()
         at, page = self._known.get(name, (0.0, None))
@@ -142,7 +144,7 @@ class SmallServer:
         return await asyncio.shield(page)
 
 
-async def _made(make: Make, query: Mapping[str, str]) -> Page:
+async def _made(make: Make, query: Mapping[str, str]) -> HttpPage:
     try:
         async with asyncio.timeout(ANSWER_SECONDS):
             return await make(query)
@@ -156,7 +158,7 @@ async def _made(make: Make, query: Mapping[str, str]) -> Page:
         return _problem(HTTPStatus.INTERNAL_SERVER_ERROR, "the log says why")
 
 
-def _head(page: Page) -> bytes:
+def _head(page: HttpPage) -> bytes:
     lines = (
         f"HTTP/1.1 {page.status.value} {page.status.phrase}",
         f"Content-Type: {page.kind}",

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from importlib import import_module
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepfleet.orchestrator.errors import AgentException, ConfigurationError
 from stepfleet.orchestrator.events.envelope import Events
@@ -48,9 +48,6 @@ from stepfleet.worker.telemetry.observations import (
 from stepfleet.worker.telemetry.span_plans import new_span_id
 from stepfleet.worker.toolbox.box import LocalToolbox
 from stepfleet.worker.toolbox.threads import ToolThreads
-
-if TYPE_CHECKING:
-    from stepfleet.worker.telemetry.metrics import FleetMetrics
 
 log = logging.getLogger(__name__)
 
@@ -432,20 +429,6 @@ def instrument(
     variables = os.environ if environment is None else environment
     wanted = telemetry_config(settings, variables, serves=serves)
     return Instrumentation(available(wanted), worker)
-
-
-def fleet_metrics(settings: Settings) -> "FleetMetrics | None":
-    """Return the metrics of a process of the fleet without steps; None where they are not wanted.
-
-    Served by nobody yet: `FleetMetrics.serve`, or `page` for a server that is there. `read_fleet`
-    keeps them up to date. Raises as `instrument` does.
-    """
-    config = available(replace(telemetry_config(settings, os.environ, serves=True), spans=False))
-    if config.port is None:
-        return None
-    from stepfleet.worker.telemetry.metrics import FleetMetrics  # noqa: PLC0415 - only if wanted
-
-    return FleetMetrics()
 
 
 def import_exporters(settings: Settings) -> None:

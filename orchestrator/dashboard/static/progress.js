@@ -4,13 +4,17 @@ import { bar } from "./chart.js";
 import { count, duration, el } from "./dom.js";
 
 const WINDOW = 30_000;
+const PRESSED = 50; // ms: how soon what is pressed is looked at again
 const KINDS = { completed: "completed", error: "failed", user_requested: "cancelled" };
 const OPEN = ["in_progress", "queued", "paused"];
 
+const newest = new WeakMap();
+
 /** Draw a part of the page anew; what had the focus there has it again, known by its address or its name. */
 export function redraw(node, draw) {
+  newest.set(node, draw);
   if (node.querySelector("a:active, button:active")) { // a button that goes while it is pressed gets no click
-    addEventListener("pointerup", () => setTimeout(() => redraw(node, draw)), { once: true });
+    setTimeout(() => newest.get(node) === draw && redraw(node, draw), PRESSED);
     return;
   }
   const key = (one) => one.href || one.textContent;
