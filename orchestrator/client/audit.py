@@ -121,8 +121,7 @@ def changes(
 ]:
     """Let a client's method leave an entry: `action` and `target` are made of its arguments.
 
-    The entry comes after the action, with its `outcome` (as `outcome_of`). Methods that it calls
-    leave none.
+    The entry comes after the action, with its `outcome` (as `outcome_of`).
     """
 
     def decorated(
@@ -147,8 +146,7 @@ def changes(
                 await _note(self._session, user, done, what, detail)
 
             try:
-                with noted_elsewhere():
-                    result = await method(self, *args, **options)
+                result = await method(self, *args, **options)
             except ConfigurationError:
                 raise  # nothing was changed
             except BaseException as error:  # a part of it may be done

@@ -220,6 +220,11 @@ def test_a_keeper_waits_for_redis_tells_so_and_ends_while_redis_is_away(
         fleet.submit(PLAIN, "later", delay=0.1)
         wait_until(lambda: client.llen(QUEUE) == 1, within=LONG, what="the timer after a restart")
         server.kill()
+
+    def shown() -> bool:
+        return b"stepfleet_store_up 0.0" in keeper.get("/metrics", address)[1]
+
+    wait_until(shown, within=LONG, what="a page of metrics that shows Redis to be away")
     keeper.signal(signal.SIGTERM)
     assert keeper.wait(within=15.0) == 0
 
