@@ -352,10 +352,13 @@ class Restarts:
     """Whether it said at its first start that settings or agents are wrong."""
 
     def after_death(self, lived_seconds: float, code: int = 0) -> "Restarts":
-        """Return the count after one more death; a long life resets it."""
-        if lived_seconds >= QUICK_SECONDS:
-            return Restarts(is_first=False)
+        """Return the count after one more death; a long life resets it.
+
+        What is wrong with settings or agents is wrong however long the worker took to find it.
+        """
         wrong = self.is_first and code == USAGE
+        if lived_seconds >= QUICK_SECONDS and not wrong:
+            return Restarts(is_first=False)
         return Restarts(self.quick_deaths + 1, is_first=False, is_wrong=wrong)
 
     @property

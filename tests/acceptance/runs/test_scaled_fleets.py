@@ -41,6 +41,7 @@ def test_a_throttled_fleet_wants_what_its_limit_admits_until_all_has_ended(
         worker = start_worker(name="first", env=env)
         rows = [{"id": f"{n}", "input": f"{n}"} for n in range(RUNS)]
         batch = fleet.submit_batch(rows, AGENT)
+        wait_until(lambda: fleet.scale().in_hand == ADMITTED, within=60, what="steps in hand")
         wait_until(lambda: _state(fleet) == (ADMITTED, 1, {"limits": RUNS - ADMITTED}), within=60)
         found = fleet.scale(slots_per_worker=1)
         assert (found.in_hand, found.slots, found.workers, found.wanted) == (4, SLOTS, 1, ADMITTED)

@@ -27,6 +27,7 @@ def test_a_long_life_forgives_earlier_deaths() -> None:
 
 def test_wrong_settings_at_the_first_start_are_hopeless_at_once() -> None:
     assert Restarts().after_death(1.0, USAGE).hopeless
+    assert Restarts().after_death(QUICK_SECONDS + 1, USAGE).hopeless, "on a slow machine too"
     assert not Restarts().after_death(1.0, 1).hopeless
 
 
