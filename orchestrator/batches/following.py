@@ -217,7 +217,7 @@ class FollowUpSubmission:
         if plan.page or "{input}" not in plan.input:
             return ended
         logs = [(f"{self._store.keys.run(run_id)}:log", "input:0") for run_id, _ in found]
-        given = await self._store.connection.execute_all(*(("HGET", *one) for one in logs))
+        given = await self._store.reads.execute_all(*(("HGET", *one) for one in logs))
         pairs = zip(ended, given, strict=True)
         return tuple(replace(one, given=_last_text(text)) for one, text in pairs)
 

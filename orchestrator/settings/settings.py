@@ -68,7 +68,9 @@ class Settings(BaseSettings):
     permanent error hold it (0: never). `circuit_after` failures of a model's service in a row open
     its circuit (0: never): steps then wait for it, `outage_patience` at most. Submitters wait while
     `max_active_runs` have not ended. `retention` is how
-    long ended runs are kept; `ledger_days` how long the sums of their costs are.
+    long ended runs are kept; `ledger_days` how long the sums of their costs are. With an
+    `archive_url` (`s3://bucket/folder`, `file:///folder`) they are kept until they have been moved
+    there, `archive_after` seconds after their end.
     `message_bytes` is the largest task message that workers take from a Redis broker; hints are
     small, tasks of your own may not be. `cache_bytes` bounds the
     answers that agents with a cache policy keep. `limits` are shared by the whole fleet, by name;
@@ -121,6 +123,8 @@ class Settings(BaseSettings):
     drain: float = Field(default=20.0, ge=0, le=7 * DAY)
     patience: float = Field(default=20.0, ge=0, le=LONGEST_SECONDS)
     retention: int = Field(default=7 * DAY, ge=60, le=LONGEST_SECONDS)
+    archive_url: SecretStr | None = None
+    archive_after: float = Field(default=DAY, ge=0, le=LONGEST_SECONDS)
     ledger_days: int = Field(default=90, ge=1, le=3650)
     tool_threads: int = Field(default=32, ge=1)
     connections: int = Field(default=4, ge=1)
@@ -226,6 +230,11 @@ class Settings(BaseSettings):
             if isinstance(value, SecretStr)
         }
         return {f"STEPFLEET_{name.upper()}": text for name, text in {**texts, **secret}.items()}
+
+    @property
+    def lifetime(self) -> int:
+        """Seconds after which Redis itself removes ended runs; 0 where an archive gets them."""
+        return 0 if self.archive_url else self.retention
 
     @property
     def store(self) -> str:

@@ -5,6 +5,7 @@ is forgotten when it was not submitted for the retention time.
 """
 
 import time
+from contextlib import suppress
 from collections.abc import AsyncIterator, Iterable, Mapping
 
 from pydantic import ValidationError
@@ -66,6 +67,17 @@ class Configs:
                 msg = f"the run's configuration cannot be read: {explain_invalid(error)}"
                 raise SerializationError(msg) from error
         return self._known[digest]
+
+    def remember(self, digest: str, text: str) -> None:
+        """Know a configuration that was read elsewhere: from the archive, which keeps its own."""
+        if digest not in self._known:
+            with suppress(ValidationError):
+                self._remember(digest, AgentConfig.from_json(text))
+
+    async def text(self, digest: str) -> str | None:
+        """Return a configuration as it is stored; None where there is none."""
+        stored = await self._connection.execute("HGET", self._agents, digest)
+        return None if stored is None else str(stored)
 
     async def has(self, digest: str) -> bool:
         """Return whether there is a configuration of that digest, readable or not."""

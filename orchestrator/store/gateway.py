@@ -8,9 +8,11 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from stepfleet.orchestrator.redis_client.connection import Connection
 from stepfleet.orchestrator.settings.settings import Settings
+from stepfleet.orchestrator.store.archived import ArchivedRuns, RunReads
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.dispatch import Dispatch
 from stepfleet.orchestrator.store.keys import Keys
@@ -32,6 +34,12 @@ class Opened:
     worker: str = ""
     crash: Callable[[str], None] = lambda _: None
 
+    @cached_property
+    def reads(self) -> RunReads:
+        """Reads of runs, archived ones too."""
+        archived = ArchivedRuns(self.settings, self.connection, self.keys, self.configs)
+        return RunReads(self.connection, self.keys, archived)
+
 
 class Gateway:
     """Reads and writes one subject of an open store."""
@@ -43,6 +51,7 @@ class Gateway:
         self._configs = opened.configs
         self._dispatch = opened.dispatch
         self._crash = opened.crash
+        self._reads = opened.reads
         self._scripts = RunScripts(opened.connection, opened.keys)
         self._pushing = RunScripts(opened.connection, opened.keys, opened.dispatch.queue_key)
         """The scripts that may push messages."""

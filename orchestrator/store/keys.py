@@ -24,6 +24,12 @@ RESCUER = f"{PREFIX}:rescuer"
 SCALE = f"{PREFIX}:scale"
 CIRCUITS = f"{PREFIX}:circuits"
 QUARANTINE = f"{PREFIX}:quarantine"
+_ARCHIVE = f"{PREFIX}:{{archive}}"
+ARCHIVE_FILES = f"{_ARCHIVE}:files"
+ARCHIVE_ORDER = f"{_ARCHIVE}:order"
+ARCHIVE_BATCHES = f"{_ARCHIVE}:batches"
+ARCHIVE_STATE = f"{_ARCHIVE}:state"
+ARCHIVE_TURN = f"{_ARCHIVE}:turn"
 _SCHEDULES = f"{PREFIX}:{{schedules}}"
 SCHEDULES = f"{_SCHEDULES}:all"
 SCHEDULE_STATES = f"{_SCHEDULES}:states"
@@ -87,6 +93,14 @@ class Keys:
     def due(self, shard: int) -> str:
         """Return the key of the shard's index of active runs."""
         return f"{self.tag(shard)}due"
+
+    def archived(self, run_id: str) -> str:
+        """Return the key of the numbers of archived runs' files: one of 256 of the run's shard."""
+        return f"{self.tag(self.shard_of(run_id))}archived:{run_id[-2:]}"
+
+    def aging(self, shard: int) -> str:
+        """Return the key of the shard's ended runs without a batch that are to be archived."""
+        return f"{self.tag(shard)}aging"
 
     def batch(self, shard: int, batch_id: str) -> str:
         """Return the key of one shard's counters of a batch."""

@@ -299,7 +299,7 @@ class DependentRuns:
         return await self.waiting.begin(dependent, messages)
 
     def _ending(self, why: str) -> dict[str, Any]:
-        retention = self._opened.settings.retention
+        retention = self._opened.settings.lifetime
         outcome = dependency_outcome(why).to_json()
         return {"outcome": outcome, **ending(StopReason.ERROR, why, retention)}
 

@@ -95,7 +95,7 @@ class RunWatch:
         store: Store,
         quiet: Callable[[Callable[[], Sequence[str]]], Quiet] | None = None,
     ) -> None:
-        self._connection = store.connection
+        self._connection, self._reads = store.connection, store.reads
         self._keys = store.keys
         self._cancel = store.control.cancel_unread
         self._quiet = quiet
@@ -179,7 +179,7 @@ class RunWatch:
             for run_id, chunks in runs
             if chunks
         ]
-        replies = await self._connection.execute_all(*heads, *newest_chunks)
+        replies = await self._reads.execute_all(*heads, *newest_chunks)
         newest = iter(replies[len(heads) :])
         found = {}
         for (run_id, chunks), head in zip(runs, replies, strict=False):

@@ -165,7 +165,7 @@ class Batches(Gateway):
     async def rows(self, run_ids: Sequence[str]) -> list[tuple[str, str | None]]:
         """Return the line id of each run that is there and, where it is empty, the run's input."""
         reads = (("HMGET", self._keys.run(run_id), "status", "line") for run_id in run_ids)
-        found = await self._connection.execute_all(*reads)
+        found = await self._reads.execute_all(*reads)
         there = [
             (run_id, line or "")
             for run_id, (status, line) in zip(run_ids, found, strict=True)
@@ -173,7 +173,7 @@ class Batches(Gateway):
         ]
         without = [run_id for run_id, line in there if not line]
         inputs = (("HGET", f"{self._keys.run(run_id)}:log", "input:0") for run_id in without)
-        given = dict(zip(without, await self._connection.execute_all(*inputs), strict=True))
+        given = dict(zip(without, await self._reads.execute_all(*inputs), strict=True))
         return [(line, given.get(run_id)) for run_id, line in there]
 
     async def seal(self, batch_id: str) -> None:
@@ -320,7 +320,7 @@ class Batches(Gateway):
     async def statuses(self, run_ids: Sequence[str]) -> list[Lifecycle | None]:
         """Return the runs' statuses; None for a run that is not there (yet, or any more)."""
         reads = (("HGET", self._keys.run(run_id), "status") for run_id in run_ids)
-        replies = await self._connection.execute_all(*reads)
+        replies = await self._reads.execute_all(*reads)
         return [Lifecycle(reply) if reply else None for reply in replies]
 
     async def in_states(self, run_ids: Sequence[str], wanted: Collection[Lifecycle]) -> list[str]:
@@ -338,14 +338,14 @@ class Batches(Gateway):
     async def ends(self, run_ids: Sequence[str]) -> list[datetime | None]:
         """Return when the runs ended; None for a run that is open, or is not there."""
         reads = (("HGET", self._keys.run(run_id), "ended") for run_id in run_ids)
-        replies = await self._connection.execute_all(*reads)
+        replies = await self._reads.execute_all(*reads)
         return [moment(reply) if reply else None for reply in replies]
 
     async def run_of_line(self, manifest: Manifest, line_id: str) -> str | None:
         """Return the run of the line with that id; None if the batch has none (any more)."""
         for run_ids in pages_of(manifest.batch_id, manifest.rows, ROWS):
             reads = (("HGET", self._keys.run(run_id), "line") for run_id in run_ids)
-            lines = await self._connection.execute_all(*reads)
+            lines = await self._reads.execute_all(*reads)
             if line_id in lines:
                 return run_ids[lines.index(line_id)]
         return None

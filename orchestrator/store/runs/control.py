@@ -143,12 +143,12 @@ class Control(Gateway):
             outcome=cancelled_outcome(note).to_json(),
             note=note,
             request=request or new_request(),
-            **ending(StopReason.USER_REQUESTED, None, self._settings.retention),
+            **ending(StopReason.USER_REQUESTED, None, self._settings.lifetime),
         )
 
     def batch_cancel(self, note: str) -> str:
         """Return the fields with which scripts end a run of a cancelled batch (JSON)."""
-        end = ending(StopReason.USER_REQUESTED, None, self._settings.retention)
+        end = ending(StopReason.USER_REQUESTED, None, self._settings.lifetime)
         return cancel_fields(cancelled_outcome(note).to_json(), note, end)
 
     async def mark(self, run_id: str, name: str, value: str | int) -> None:

@@ -106,13 +106,13 @@ class Links(Gateway):
     async def started(self, run_id: str) -> tuple[str, ...]:
         """Return the runs that calls of a run's open step have started, ended ones too."""
         journal = f"{self._keys.run(run_id)}:journal"
-        names = await self._connection.execute("HKEYS", journal)
+        names = await self._reads.execute("HKEYS", journal)
         # Calls that wait for a person have such a key, too, which is not a run's id.
         names = sorted((one for one in names if one.startswith("k:")), key=lambda one: int(one[2:]))
         if not names:
             return ()
-        ids = [one for one in await self._connection.execute("HMGET", journal, *names) if one]
-        there = await self._connection.execute_all(
+        ids = [one for one in await self._reads.execute("HMGET", journal, *names) if one]
+        there = await self._reads.execute_all(
             *(("EXISTS", self._keys.run(one)) for one in ids)
         )
         return tuple(one for one, exists in zip(ids, there, strict=True) if exists)

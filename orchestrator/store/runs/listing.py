@@ -251,7 +251,7 @@ class RunLists(Gateway):
         return ids, first - end, Cursor(end) if end else None
 
     async def _headers(self, run_ids: Sequence[str], fields: Sequence[str]) -> list[Fields]:
-        replies = await self._connection.execute_all(
+        replies = await self._reads.execute_all(
             *(("HMGET", self._keys.run(run_id), *fields) for run_id in run_ids)
         )
         return [
@@ -262,7 +262,7 @@ class RunLists(Gateway):
     async def summaries(self, run_ids: Sequence[str]) -> tuple[RunSummary, ...]:
         """Return the runs that are there, as lists show them."""
         headers = await self._headers(run_ids, _FIELDS)
-        sizes = await self._connection.execute_all(
+        sizes = await self._reads.execute_all(
             *(("HSTRLEN", self._keys.run(run_id), "slim") for run_id in run_ids)
         )
         small = [one for one, size in zip(run_ids, sizes, strict=True) if size <= LARGEST_STATE]
@@ -331,12 +331,12 @@ class RunLists(Gateway):
         key, ids = self._keys.run(run.run_id), []
         for at in range(0, run.steps, STEPS_AT_ONCE):
             numbers = range(at, min(at + STEPS_AT_ONCE, run.steps))
-            sizes = await self._connection.execute_all(
+            sizes = await self._reads.execute_all(
                 *(("HSTRLEN", f"{key}:log", number) for number in numbers)
             )
             small = [n for n, size in zip(numbers, sizes, strict=True) if 0 < size <= LARGEST_STEP]
             if small:
-                stored = await self._connection.execute("HMGET", f"{key}:log", *small)
+                stored = await self._reads.execute("HMGET", f"{key}:log", *small)
                 ids += await asyncio.to_thread(_runs_in, stored)
         ids += await self._links.started(run.run_id)
         return list(dict.fromkeys(ids))

@@ -214,7 +214,7 @@ class RunReader(Gateway):
         version cannot read it.
         """
         run_key = self._keys.run(run_id)
-        header, fields, outcomes, lost = await self._connection.execute_all(
+        header, fields, outcomes, lost = await self._reads.execute_all(
             *(("HGETALL", f"{run_key}{part}") for part in ("", ":log", ":outcomes", ":lost"))
         )
         if not header:
@@ -248,7 +248,7 @@ class RunReader(Gateway):
     async def step(self, run_id: str, number: int) -> StepResult | None:
         """Return one committed step of a run, counted from 1; None if there is no such one."""
         log = f"{self._keys.run(run_id)}:log"
-        stored = await self._connection.execute("HGET", log, number - 1)
+        stored = await self._reads.execute("HGET", log, number - 1)
         return load_log({str(number): stored})[0].priced_result if stored else None
 
     async def as_before(self, run: StoredRun, step: int) -> StoredRun:
@@ -277,7 +277,11 @@ class RunReader(Gateway):
         Each has its `sequence` number, from 1 without gaps, and an `event_id` made of it.
         """
         key = f"{self._keys.run(run_id)}:events"
-        entries = await self._connection.execute("XRANGE", key, f"({after}", "+", "COUNT", 500)
+        # With the header: a run that is there, and has no newer events, is not looked for elsewhere.
+        entries, _ = await self._reads.execute_all(
+            ("XRANGE", key, f"({after}", "+", "COUNT", 500),
+            ("HGET", self._keys.run(run_id), "status"),
+        )
         events: list[dict[str, Any]] = []
         for position, fields in entries:
             first = int(fields["first"])
@@ -297,7 +301,7 @@ class RunReader(Gateway):
         self, run_ids: Sequence[str], fields: Sequence[str] = _RETRY_FIELDS
     ) -> list[Fields]:
         """Return those fields of headers; {} for a run that is not there."""
-        replies = await self._connection.execute_all(
+        replies = await self._reads.execute_all(
             *(("HMGET", self._keys.run(run_id), *fields) for run_id in run_ids)
         )
         return [
@@ -312,7 +316,7 @@ class RunReader(Gateway):
             for run_id, count in steps
             if count
         )
-        replies = iter(await self._connection.execute_all(*reads))
+        replies = iter(await self._reads.execute_all(*reads))
         return [by_number(next(replies)) if count else {} for _, count in steps]
 
     async def failed(self, run_ids: Sequence[str]) -> list[FailedRun]:
@@ -340,7 +344,7 @@ class RunReader(Gateway):
         """Return the lost attempts of the runs that ran out of time."""
         late = [one for one, header in part if header["stop_reason"] == StopReason.TIME_LIMIT]
         reads = (("HGETALL", f"{self._keys.run(run_id)}:lost") for run_id in late)
-        return dict(zip(late, await self._connection.execute_all(*reads), strict=True))
+        return dict(zip(late, await self._reads.execute_all(*reads), strict=True))
 
     async def _shared_config(self, header: Fields) -> AgentConfig:
         about = (header["config"], header.get("overrides", ""))
@@ -366,20 +370,20 @@ class RunReader(Gateway):
 
         Raises `NotFoundError` if there is no run of that id.
         """
-        found = await self._connection.execute("HMGET", self._keys.run(run_id), "status", "step")
+        found = await self._reads.execute("HMGET", self._keys.run(run_id), "status", "step")
         if found[0] is None:
             raise unknown_run(run_id)
         return Lifecycle(found[0]), int(found[1])
 
     async def tenant(self, run_id: str) -> str | None:
         """Return whom a run is for. Raises `NotFoundError` if there is no run of that id."""
-        found = await self._connection.execute("HMGET", self._keys.run(run_id), "status", "tenant")
+        found = await self._reads.execute("HMGET", self._keys.run(run_id), "status", "tenant")
         if found[0] is None:
             raise unknown_run(run_id)
         return None if found[1] is None else str(found[1])
 
     async def _whole_header(self, run_id: str) -> Fields:
-        header = await self._connection.execute("HGETALL", self._keys.run(run_id))
+        header = await self._reads.execute("HGETALL", self._keys.run(run_id))
         if not header:
             raise unknown_run(run_id)
         return dict(header)
@@ -393,7 +397,7 @@ class RunReader(Gateway):
         if not tail.first:
             return ()
         key = f"{self._keys.run(run_id)}:log"
-        given = await self._connection.execute("HGET", key, "input:0")
+        given = await self._reads.execute("HGET", key, "input:0")
         return tuple(one for one in MESSAGES.validate_json(given or "[]") if one.is_system())
 
     async def _tail(self, run_id: str, steps: int, config: SlimSerializationConfig) -> _Tail:
@@ -408,7 +412,7 @@ class RunReader(Gateway):
             for number in range(first, before):
                 names += [str(number), f"input:{number}"] if wanted else [str(number)]
             if names:
-                found = await self._connection.execute("HMGET", key, *names)
+                found = await self._reads.execute("HMGET", key, *names)
                 fields |= {name: text for name, text in zip(names, found, strict=True) if text}
                 log = load_log(fields)
                 tail = _Tail(first, log, _messages(fields, log, first))

@@ -32,7 +32,7 @@ class RunResults(Gateway):
         read, with an entry in the log.
         """
         reads = (("HGETALL", self._keys.run(run_id)) for run_id in run_ids)
-        headers = zip(run_ids, await self._connection.execute_all(*reads), strict=True)
+        headers = zip(run_ids, await self._reads.execute_all(*reads), strict=True)
         for part in in_parts(one for one in headers if one[1].get("status") in TERMINAL):
             for (run_id, header), log_and_lost in zip(part, await self._logs(part), strict=True):
                 if log_and_lost is None:
@@ -55,7 +55,7 @@ class RunResults(Gateway):
                 ("HGETALL", f"{key}:lost"),
                 ("HGET", key, "ended"),
             ]
-        replies = await self._connection.execute_all(*commands)
+        replies = await self._reads.execute_all(*commands)
         found = zip(part, replies[::3], replies[1::3], replies[2::3], strict=True)
         return [
             (by_number(log), lost) if ended == header.get("ended") else None

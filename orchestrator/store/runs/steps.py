@@ -266,7 +266,7 @@ class StepStore(Gateway):
         if state.window and (since := log_end(state.window)):
             fields["since"] = since
         if verdict.move is Move.FINISH:
-            fields |= ending(verdict.stop_reason, verdict.error, self._settings.retention)
+            fields |= ending(verdict.stop_reason, verdict.error, self._settings.lifetime)
             is_completed = fields["status"] == Lifecycle.COMPLETED
             if is_completed and result and result.finish_reason in SHORTENED:
                 fields["shortened"] = result.finish_reason
@@ -356,7 +356,7 @@ class StepStore(Gateway):
             outcome = cancelled_outcome(header.get("want_note", ""))
             reason = StopReason.USER_REQUESTED
             fields |= {"verdict": "finish", "outcome": outcome.to_json()}
-            fields |= ending(reason, None, self._settings.retention)
+            fields |= ending(reason, None, self._settings.lifetime)
         reply = await self._pushing.run("commit", hint.run_id, hint.step, token, **fields)
         if reply[0] == "wanted":
             await self._give_back(hint, token, header | {"want": reply[1]}, why)

@@ -263,7 +263,7 @@ class RunSubmission(Gateway):
                 state.status.value,
                 imported.step,
                 round(self._settings.grace * 1000),
-                self._settings.retention,
+                self._settings.lifetime,
                 self._dispatch.message(Work(run.run_id, imported.step), run.agent),
                 stored_events(events),
                 len(events),

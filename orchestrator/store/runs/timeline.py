@@ -99,7 +99,7 @@ class Timelines(Gateway):
         steps = await asyncio.to_thread(_logged, numbers, stored, content=content)
         following = first + len(steps)
         named = _by_agents(steps, await self._agent_of(following, run) if steps else "")
-        how_many, header = await self._connection.execute_all(
+        how_many, header = await self._reads.execute_all(
             ("HLEN", f"{key}:lost"),
             ("HMGET", key, *_OF_HEADER),
         )
@@ -141,11 +141,11 @@ class Timelines(Gateway):
         """
         key = f"{self._keys.run(run_id)}:log"
         name = f"input:{step - 1}" if part == "given" else step - 1
-        size = await self._connection.execute("HSTRLEN", key, name)
+        size = await self._reads.execute("HSTRLEN", key, name)
         if size > LARGEST_TEXT:
             msg = f"part: it is in {size:,} bytes, more than {LARGEST_TEXT:,}; use stepfleet show"
             raise ConfigurationError(msg)
-        stored = await self._connection.execute("HGET", key, name) or ""
+        stored = await self._reads.execute("HGET", key, name) or ""
         text = await asyncio.to_thread(_text, stored, part) if stored else None
         if text is None:
             msg = f"part: step {step} of run {run_id} has no such text, or it cannot be read here"
@@ -154,7 +154,7 @@ class Timelines(Gateway):
 
     async def _log(self, key: str, numbers: range) -> tuple[range, dict[int, str | None]]:
         """Return those of the steps that are read together, and the entries of the small ones."""
-        sizes = await self._connection.execute_all(
+        sizes = await self._reads.execute_all(
             *(("HSTRLEN", f"{key}:log", number - 1) for number in numbers)
         )
         taken, size = 0, 0
@@ -165,7 +165,7 @@ class Timelines(Gateway):
             taken += 1
         numbers = numbers[:taken]
         small = [n for n, one in zip(numbers, sizes, strict=False) if one <= LARGEST_STEP]
-        found = await self._connection.execute_all(
+        found = await self._reads.execute_all(
             *(("HGET", f"{key}:log", number - 1) for number in small)
         )
         return numbers, dict(zip(small, found, strict=True))
@@ -180,7 +180,7 @@ class Timelines(Gateway):
     async def _before(self, stored: str) -> dict[str, str]:
         """Return the runs that have to end before a run begins, with their statuses."""
         runs = After.from_json(stored).ids
-        found = await self._connection.execute_all(
+        found = await self._reads.execute_all(
             *(("HGET", self._keys.run(one), "status") for one in runs)
         )
         return {
@@ -190,7 +190,7 @@ class Timelines(Gateway):
         }
 
     async def _lost(self, key: str) -> tuple[LostSummary, ...]:
-        found = await self._connection.execute("HGETALL", f"{key}:lost")
+        found = await self._reads.execute("HGETALL", f"{key}:lost")
         try:
             return tuple(map(_lost, load_lost(found)[-MOST_LOST:]))
         except ValidationError:  # of another version
@@ -199,7 +199,7 @@ class Timelines(Gateway):
     async def _given(self, key: str, numbers: Sequence[int]) -> dict[int, _Given]:
         """Return what the run was given after that many steps, if anything."""
         names = [f"input:{number}" for number in numbers]
-        sizes = await self._connection.execute_all(
+        sizes = await self._reads.execute_all(
             *(("HSTRLEN", f"{key}:log", name) for name in names)
         )
         found: dict[int, _Given] = {}
@@ -207,7 +207,7 @@ class Timelines(Gateway):
             if size > LARGEST_STEP:
                 found[number] = _Given(f"({size:,} bytes, too large for this page)", is_cut=True)
             elif size:
-                stored = await self._connection.execute("HGET", f"{key}:log", name)
+                stored = await self._reads.execute("HGET", f"{key}:log", name)
                 text = _messages(stored or "[]")
                 found[number] = _Given(_cut(text), len(text) > LONGEST)
         return found

@@ -13,7 +13,7 @@ for part, key in ipairs(PARTS) do
   local fields = -number(ARGV[9 + part])
   if fields > 0 then staged[key] = { run_key .. ':new:' .. ARGV[2] .. string.sub(key, #run_key + 1), fields } end
 end
-if redis.call('EXISTS', run_key) == 1 then
+if redis.call('EXISTS', run_key) == 1 or is_archived() then
   for _, one in pairs(staged) do redis.call('UNLINK', one[1]) end
   return { redis.call('HGET', run_key, 'adopted') == ARGV[2] and 'mine' or 'exists' }
 end

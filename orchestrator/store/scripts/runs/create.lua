@@ -13,6 +13,7 @@ if redis.call('EXISTS', run_key) == 1 then
   local is_other = a.given and ((known.given or a.given) ~= a.given or known.batch ~= a.batch)
   return is_other and 'other' or 'exists'
 end
+if is_archived() then return 'exists' end
 if a.batch ~= '' and redis.call('HEXISTS', flags_key, 'x:' .. a.batch) == 1 then return 'cancelled' end
 local now = now_ms()
 local delay = number(ARGV[7])

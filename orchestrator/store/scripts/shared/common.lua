@@ -45,6 +45,10 @@ local function digits(whole) return string.format('%d', whole) end
 
 local function batch_key(batch) return shard .. 'batch:' .. batch end
 
+-- The numbers of the files of archived runs: one hash of 256 of the shard.
+local function archived_key() return shard .. 'archived:' .. string.sub(run_id, -2) end
+local function is_archived() return redis.call('HEXISTS', archived_key(), run_id) == 1 end
+
 -- A counter that would overflow stays as it is: nothing may end a script between its writes.
 local function count(batch, field, by)
   if batch and batch ~= '' and by ~= 0 then redis.pcall('HINCRBY', batch_key(batch), field, digits(by)) end
@@ -246,7 +250,9 @@ local function look_at_batch(batch, now)
   return true
 end
 
+-- Without a lifetime a run stays until it is archived: see archive.lua.
 local function retain(seconds)
+  if number(seconds) == 0 then return redis.call('ZADD', shard .. 'aging', digits(now_ms()), run_id) end
   for _, key in ipairs(ALL_KEYS) do redis.call('EXPIRE', key, lifetime(seconds)) end
 end
 
@@ -255,7 +261,7 @@ end
 local function owe(known, now, seconds)
   if (known or redis.call('HGET', run_key, 'returns')) ~= '1' then return end
   redis.call('ZADD', due_key, digits(now), run_id)
-  if seconds then redis.call('EXPIRE', run_key .. ':returns', lifetime(seconds)) end
+  if number(seconds) > 0 then redis.call('EXPIRE', run_key .. ':returns', lifetime(seconds)) end
 end
 
 local function own_wait()
