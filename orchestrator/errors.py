@@ -2,8 +2,8 @@
 
 Inside a run failures travel as `ErrorInfo` values; these exceptions cross the edges. `code` is
 one of the eleven codes that models see, or one that no model ever sees: `STORE_ERROR`,
-`NOT_FOUND`, `CONFLICT`, `ANSWER_REFUSED`, and those of `ModelErrorCode`, which distinguish failures
-of model calls.
+`ARCHIVE_ERROR`, `NOT_FOUND`, `CONFLICT`, `ANSWER_REFUSED`, and those of `ModelErrorCode`, which
+distinguish failures of model calls.
 `MemoryError` is importable by its name and left out of `import *`, so that Python's own is never
 shadowed unasked.
 """
@@ -21,6 +21,7 @@ from stepfleet.orchestrator.records.usage import Spent, UsageStats
 __all__ = [
     "AgentException",
     "AgentMemoryError",
+    "ArchiveError",
     "ConfigurationError",
     "ConflictError",
     "ContextWindowError",
@@ -75,6 +76,17 @@ class StoreError(AgentException):
 
     code = "STORE_ERROR"
     retryable = True
+
+
+class ArchiveError(AgentException):
+    """The place of archived runs cannot be reached, refuses, or lacks a file (`is_missing`)."""
+
+    code = "ARCHIVE_ERROR"
+    retryable = True
+
+    def __init__(self, message: str = "", *, is_missing: bool = False) -> None:
+        super().__init__(message, retryable=not is_missing)
+        self.is_missing = is_missing
 
 
 class ToolExecutionError(AgentException):

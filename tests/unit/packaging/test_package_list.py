@@ -37,6 +37,7 @@ BROUGHT_ALONG = {
 EXTRAS_OF_ROOMS = {
     "orchestrator/memory/tokens.py": {"tokens"},
     "orchestrator/agents/recall.py": {"vector"},
+    "orchestrator/archive": {"archive"},
     "orchestrator/batches": {"tables"},
     "orchestrator/client/batch.py": {"tables"},
     "orchestrator/dashboard": {"flower"},

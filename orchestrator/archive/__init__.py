@@ -1,0 +1,1 @@
+"""Ended runs in files and object storage, where Redis need not hold them."""
