@@ -56,8 +56,7 @@ class RunCopy:
     def of_line(cls, line: bytes) -> Self:
         """Read a line. Raises `ValueError`, `LookupError` or `TypeError` on anything else."""
         found = orjson.loads(line)
-        if found["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {found['schema']!r}, not {SCHEMA}: upgrade this client")
+        _check_schema(found)
         events = [(place, values) for place, values in found["events"]]
         return cls(found["run_id"], found["hashes"], events)
 
@@ -147,9 +146,7 @@ def _entry(copy: RunCopy, listed: str, frame: int) -> ArchivedEntry:
     header = copy.header
     plain = {name: header.get(name, "") for name in ("agent", "tenant", "parent", "batch")}
     error = header.get("error", "")[:500]
-    return ArchivedEntry(
-        copy.run_id, frame, int(header["created"]), listed, **plain, error=error
-    )
+    return ArchivedEntry(copy.run_id, frame, int(header["created"]), listed, **plain, error=error)
 
 
 def place_of_index(trailer: bytes) -> tuple[int, int]:
@@ -161,15 +158,16 @@ def place_of_index(trailer: bytes) -> tuple[int, int]:
         magic, _, at, length = _TRAILER.unpack(trailer)
         if magic == _SKIPPABLE:
             return at, length
-    raise SerializationError("it does not end as an archive's file does: it was cut, or is another's")
+    raise SerializationError(
+        "it does not end as an archive's file does: it was cut, or is another's"
+    )
 
 
 def read_index(data: bytes) -> SegmentIndex:
-    """Return an index; more bytes may follow it. Raises `SerializationError` where it is damaged."""
+    """Return an index. More bytes may follow it; raises `SerializationError` if it is damaged."""
     try:
         found = orjson.loads(_plain(data))
-        if found["schema"] != SCHEMA:
-            raise ValueError(f"its schema is {found['schema']!r}, not {SCHEMA}: upgrade this client")
+        _check_schema(found)
         names = found["names"]
         runs = [ArchivedEntry(**dict(zip(names, one, strict=True))) for one in found["index"]]
         frames = [(int(at), int(length)) for at, length in found["frames"]]
@@ -197,6 +195,11 @@ def read_all(data: bytes) -> tuple[SegmentIndex, dict[str, RunCopy]]:
     if missing := [one.run_id for one in index.runs if one.run_id not in runs]:
         raise SerializationError(f"run {missing[0]} is in its index, and not in it")
     return index, runs
+
+
+def _check_schema(line: Mapping[str, Any]) -> None:
+    if line["schema"] != SCHEMA:
+        raise ValueError(f"its schema is {line['schema']!r}, not {SCHEMA}: upgrade this client")
 
 
 def _plain(data: bytes) -> bytes:

@@ -123,9 +123,10 @@ class BatchResults:
     async def as_they_end(self, *, follow: bool, failed: bool) -> Results:
         """Yield results in the order of their ending, shard by shard.
 
-        A run that is retried while this goes on comes again.
+        A run that is retried while this goes on comes again. Archived runs come last, in the order
+        of the lines.
         """
-        batch_id = self._manifest.batch_id
+        batch_id, given = self._manifest.batch_id, set[int]()
         places: dict[int, int] = {}
         seen, pause = 0, Pause(self._tick)
         while True:
@@ -135,13 +136,26 @@ class BatchResults:
             found = await self._batches.ended_after(batch_id, places, READ_AT_ONCE)
             run_ids = [run_id for ended in found for run_id in ended.run_ids]
             async for result in self._read(run_ids, failed=failed):
+                if result.row is not None:
+                    given.add(result.row)
                 yield result
             places |= {ended.shard: ended.place for ended in found}
             seen += len(run_ids)
             if over and not found:
-                return
+                break
             if not over and len(run_ids) < READ_AT_ONCE:
                 await pause.wait(idle=not found, left=self._manifest.rows - seen)
+        manifest = self._manifest = await self._batches.get(batch_id)
+        if not manifest.archived:
+            return
+        for first in range(0, manifest.rows, ROWS_AT_ONCE):
+            rows = range(first, min(first + ROWS_AT_ONCE, manifest.rows))
+            run_ids = [run_id_of(batch_id, row) for row in rows if row not in given]
+            statuses = await self._batches.statuses(run_ids)
+            pairs = zip(run_ids, statuses, strict=True)
+            ended = [run_id for run_id, status in pairs if status and status.is_terminal]
+            async for result in self._read(ended, failed=failed):
+                yield result
 
     async def in_order(self, *, follow: bool, failed: bool) -> Results:
         """Yield results in the order of the lines; a line that was skipped is left out."""

@@ -65,7 +65,7 @@ class Manifest(Record):
     `held` is set while equal errors hold the batch.
     A batch with a `plan` begins when the batch that it `follows` has ended; `level` counts the
     batches in between, `left_out` the runs before without a result, and `refused` says why nothing
-    was submitted. `next` are those that follow.
+    was submitted. `next` are those that follow. `archived`: runs of it are in the archive.
     """
 
     batch_id: str
@@ -90,6 +90,7 @@ class Manifest(Record):
     refused: str | None = None
     left_out: int = 0
     next: tuple[str, ...] = ()
+    archived: bool = False
 
     def to_fields(self) -> dict[str, str]:
         """Return the fields of a new batch's hash; scripts write the others."""
@@ -120,6 +121,7 @@ class Manifest(Record):
             "created": datetime.fromtimestamp(int(fields.get("created", "0")) / 1000, UTC),
             "sealed": fields.get("sealed") == "1",
             "cancel_requested": fields.get("cancelled") == "1",
+            "archived": fields.get("archived") == "1",
         }
         return cls.model_validate(values)
 

@@ -12,7 +12,7 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import ConfigDict
 
@@ -32,6 +32,9 @@ from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.configs import Configs
 from stepfleet.orchestrator.store.keys import Keys
 
+K = TypeVar("K")
+V = TypeVar("V")
+T = TypeVar("T")
 log = logging.getLogger(__name__)
 Failure = ArchiveError | ConfigurationError | SerializationError
 FAILURES = (ArchiveError, ConfigurationError, SerializationError)
@@ -50,9 +53,10 @@ MOST_FILES = 8
 
 
 class ArchiveFile(Record):
-    """A file of the archive, as Redis knows it. Times of creation are in ms, sizes in bytes.
+    """A file of the archive, as Redis knows it. Times are in ms, sizes in bytes.
 
-    `batch_id` is set where all its runs are of one batch. Until it `is_whole` it is being written.
+    It was written at `at`; `oldest` and `newest` are when runs of it were created. `batch_id` is
+    set where all are of one batch. Until it `is_whole` it is being written.
     """
 
     model_config = ConfigDict(extra="ignore")  # a newer version may say more
@@ -63,10 +67,17 @@ class ArchiveFile(Record):
     at: int
     batch_id: str | None = None
     runs: int = 0
+    oldest: int = 0
+    newest: int = 0
     size: int = 0
     index_at: int = 0
     index_bytes: int = 0
     is_whole: bool = False
+
+    @property
+    def member(self) -> str:
+        """The file in the index of all, whose scores are the newest times."""
+        return f"{self.number} {self.oldest}"
 
 
 class _Where(NamedTuple):
@@ -75,7 +86,7 @@ class _Where(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Kept[K, V]:
+class _Kept(Generic[K, V]):
     """The values that were used last, `most` of them."""
 
     most: int
@@ -170,7 +181,7 @@ class ArchivedRuns:
             cursor, flat = await self._connection.execute(
                 "HSCAN", self._files, cursor, "COUNT", PAGE
             )
-            for stored in (flat.values() if isinstance(flat, dict) else flat[1::2]):
+            for stored in flat.values() if isinstance(flat, dict) else flat[1::2]:
                 yield ArchiveFile.from_json(stored)
             if str(cursor) == "0":
                 return
@@ -251,28 +262,37 @@ class ArchivedRuns:
         """
         waiting = await self._overlapping(after, since)
         heap: list[tuple[int, bytes, int, list[ArchivedEntry]]] = []
-        found, looked, opened = list[ArchivedEntry](), 0, 0
+        found, looked, opened = list[tuple[int, ArchivedEntry]](), 0, 0
         last: ArchivedEntry | None = None
         while waiting or heap:
             while waiting and (not heap or waiting[-1][0] >= -heap[0][0]):
                 if opened >= MOST_FILES and last is not None:
-                    return found, looked, last
+                    return await self._there(found), looked, last
                 number = waiting.pop()[1]
                 _push(heap, number, await self._after(number, after))
                 opened += 1
             if not heap:
                 break
             if looked >= MOST_LOOKED or len(found) >= most:
-                return found, looked, last
+                return await self._there(found), looked, last
             _, _, number, entries = heapq.heappop(heap)
             last = entries.pop()
             _push(heap, number, entries)
             if last.created < since:
-                return found, looked, None
+                break
             looked += 1
             if matches(last):
-                found.append(last)
-        return found, looked, None
+                found.append((number, last))
+        return await self._there(found), looked, None
+
+    async def _there(self, found: Sequence[tuple[int, ArchivedEntry]]) -> list[ArchivedEntry]:
+        """Return the runs without those that were brought back, or moved again, since."""
+        places = await self.where([one.run_id for _, one in found])
+        return [
+            one
+            for number, one in found
+            if one.run_id in places and places[one.run_id].number == number
+        ]
 
     async def _overlapping(
         self, after: tuple[int, bytes] | None, since: int
@@ -293,9 +313,7 @@ class ArchivedRuns:
                 return found
             place += PAGE
 
-    async def _after(
-        self, number: int, after: tuple[int, bytes] | None
-    ) -> list[ArchivedEntry]:
+    async def _after(self, number: int, after: tuple[int, bytes] | None) -> list[ArchivedEntry]:
         """Return a file's runs after a place that are archived there, the newest last."""
         file = await self.file(number)
         if file is None:
@@ -327,9 +345,7 @@ def _push(
         heapq.heappush(heap, (-newest.created, reverse, number, entries))
 
 
-def _neighbours(
-    wanted: Sequence[int], frames: Sequence[tuple[int, int]]
-) -> Iterable[list[int]]:
+def _neighbours(wanted: Sequence[int], frames: Sequence[tuple[int, int]]) -> Iterable[list[int]]:
     """Yield frames that lie side by side, up to a bound of bytes."""
     part: list[int] = []
     for one in wanted:
@@ -342,7 +358,7 @@ def _neighbours(
         yield part
 
 
-async def _decoded[T](file: ArchiveFile, read: Callable[[bytes], T], data: bytes) -> T:
+async def _decoded(file: ArchiveFile, read: Callable[[bytes], T], data: bytes) -> T:
     try:
         return await asyncio.to_thread(read, data)
     except SerializationError as error:
@@ -384,7 +400,7 @@ class RunReads:
         if not copies:
             return replies
         return [
-            answer(copies[run_id], part, *command) if run_id in copies else reply
+            answer(copies[run_id], part, command[0], *command[2:]) if run_id in copies else reply
             for (run_id, part), command, reply in zip(runs, commands, replies, strict=True)
         ]
 
@@ -407,7 +423,7 @@ def _is_empty(word: str, reply: Any) -> bool:
     return not reply
 
 
-def answer(copy: RunCopy, part: str, word: str, key: str, *given: Any) -> Any:
+def answer(copy: RunCopy, part: str, word: str, *given: Any) -> Any:
     """Return what Redis would reply to a command about a part of an archived run. Pure."""
     if word in ("XRANGE", "XREVRANGE"):
         return _events(copy, *given) if part == ":events" else []
@@ -426,7 +442,9 @@ _ANSWERS: Mapping[str, Callable[[Mapping[str, str], list[str]], Any]] = {
 
 
 def _events(copy: RunCopy, first: str, last: str, *limits: Any) -> list[tuple[str, dict[str, str]]]:
-    """Return the events after `first`, which begins with '(', as XRANGE does."""
+    """Return the events after `first`, which begins with '(', as XRANGE does up to `last`, '+'."""
+    if last != "+":
+        raise ValueError(f"events up to {last!r} are not read from the archive")
     after = _event_place(first.removeprefix("("))
     found = [one for one in copy.events if _event_place(one[0]) > after]
     return found[: int(limits[1])] if limits else found

@@ -5,8 +5,8 @@ is forgotten when it was not submitted for the retention time.
 """
 
 import time
-from contextlib import suppress
 from collections.abc import AsyncIterator, Iterable, Mapping
+from contextlib import suppress
 
 from pydantic import ValidationError
 

@@ -43,6 +43,7 @@ from stepfleet.orchestrator.store.ledger import Ledger
 from stepfleet.orchestrator.store.limits import LimitStore
 from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.approvals import ApprovalStore
+from stepfleet.orchestrator.store.runs.archiving import Archiving
 from stepfleet.orchestrator.store.runs.control import Control, Purging
 from stepfleet.orchestrator.store.runs.links import Dependents, Links
 from stepfleet.orchestrator.store.runs.listing import RunLists
@@ -157,6 +158,11 @@ class Store(Opened):
     def upkeep(self) -> BatchUpkeep:
         """What is done when a batch is over."""
         return BatchUpkeep(self, self.batches, self.follow_ups, self.requests)
+
+    @cached_property
+    def archiving(self) -> Archiving:
+        """Moves of ended runs to the archive, and back."""
+        return Archiving(self, self.batches, self.upkeep)
 
     @cached_property
     def schedules(self) -> Schedules:

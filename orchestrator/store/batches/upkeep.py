@@ -185,11 +185,15 @@ class BatchUpkeep(Gateway):
             # A run may have been retried meanwhile.
             if await self._batches.is_over(batch_id, manifest):
                 return
+        await self.keep(batch_id)
+
+    async def keep(self, batch_id: str) -> None:
+        """Have the records of a batch stay, where they were to expire."""
         if await self._expires(batch_id):
             await self._sweep(batch_id, "")
-            if manifest:
-                stored = self._keys.manifest(batch_id)
-                await self._connection.execute("HDEL", stored, "final", "expires")
+            await self._connection.execute(
+                "HDEL", self._keys.manifest(batch_id), "final", "expires"
+            )
 
     async def _look_later(self, batch_id: str) -> None:
         later = await self._now() + NEXT_LOOK_MS
@@ -205,6 +209,11 @@ class BatchUpkeep(Gateway):
         return ["" if score is None else str(score) for score in found]
 
     async def _expire(self, batch_id: str, manifest: Manifest | None, seen: Sequence[str]) -> None:
+        if not self._settings.lifetime:
+            archive = self._keys.of(keys.ARCHIVE_BATCHES)
+            await self._connection.execute("ZADD", archive, await self._now(), batch_id)
+            await self._sweep(batch_id, "archive", seen)
+            return
         till = await self._now() + self._retention_ms
         if manifest:
             final = orjson.dumps(summed(await self._batches.counters(batch_id))).decode()

@@ -112,9 +112,7 @@ class Links(Gateway):
         if not names:
             return ()
         ids = [one for one in await self._reads.execute("HMGET", journal, *names) if one]
-        there = await self._reads.execute_all(
-            *(("EXISTS", self._keys.run(one)) for one in ids)
-        )
+        there = await self._reads.execute_all(*(("EXISTS", self._keys.run(one)) for one in ids))
         return tuple(one for one, exists in zip(ids, there, strict=True) if exists)
 
     async def _awaited(self, key: str, stored: Sequence[str | None]) -> dict[int, str]:

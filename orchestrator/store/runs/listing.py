@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import orjson
 
+from stepfleet.orchestrator.archive.segments import ArchivedEntry
 from stepfleet.orchestrator.errors import ConfigurationError, SerializationError
 from stepfleet.orchestrator.records import exact_json
 from stepfleet.orchestrator.records.batch import Manifest
@@ -185,6 +186,7 @@ class RunLists(Gateway):
         looked = 0
         for _ in range(ROUNDS):
             found = await self._shards(which, limit - len(ids), cursor)
+            found.append(await self._archived(which, limit - len(ids), cursor))
             looked += sum(one.looked for one in found)
             # Before the place that every shard has reached nothing is missing.
             reached = max((one.last for one in found if one.last), key=_order, default=None)
@@ -214,6 +216,20 @@ class RunLists(Gateway):
             _Found.of(await run_script(self._connection, "list", [self._keys.due(shard)], *given))
             for shard in range(self._keys.shards)
         ]
+
+    async def _archived(self, which: RunFilter, most: int, cursor: Cursor | None) -> _Found:
+        wanted = {name: getattr(which, name) for name in _EQUAL[2:]}
+        wanted = {name: value for name, value in wanted.items() if value is not None}
+        error = (which.error or "").lower()
+
+        def matches(entry: ArchivedEntry) -> bool:
+            equal = all(getattr(entry, name) == value for name, value in wanted.items())
+            return equal and entry.listed in which.lists and error in entry.error.lower()
+
+        place = cursor.order if cursor else None
+        runs, looked, last = await self._reads.archived.page(matches, most, place, which.since_ms)
+        found = tuple(Cursor(one.created, one.run_id) for one in runs)
+        return _Found(found, looked, Cursor(last.created, last.run_id) if last else None)
 
     async def _of_batch(
         self,

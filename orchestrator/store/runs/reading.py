@@ -277,7 +277,7 @@ class RunReader(Gateway):
         Each has its `sequence` number, from 1 without gaps, and an `event_id` made of it.
         """
         key = f"{self._keys.run(run_id)}:events"
-        # With the header: a run that is there, and has no newer events, is not looked for elsewhere.
+        # With the header: a run that is there and has no newer events is looked for nowhere else.
         entries, _ = await self._reads.execute_all(
             ("XRANGE", key, f"({after}", "+", "COUNT", 500),
             ("HGET", self._keys.run(run_id), "status"),

@@ -199,9 +199,7 @@ class Timelines(Gateway):
     async def _given(self, key: str, numbers: Sequence[int]) -> dict[int, _Given]:
         """Return what the run was given after that many steps, if anything."""
         names = [f"input:{number}" for number in numbers]
-        sizes = await self._reads.execute_all(
-            *(("HSTRLEN", f"{key}:log", name) for name in names)
-        )
+        sizes = await self._reads.execute_all(*(("HSTRLEN", f"{key}:log", name) for name in names))
         found: dict[int, _Given] = {}
         for number, name, size in zip(numbers, names, sizes, strict=True):
             if size > LARGEST_STEP:

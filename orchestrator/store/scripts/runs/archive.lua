@@ -1,8 +1,10 @@
 -- Removes an ended run of which a file of the archive has a copy. ARGV[2] the file's number, ARGV[3] what the copy has (see
 -- below), or '' to look only. Returns {1, what it has} when it is gone, {0} for a run that has not ended or is not as it
 -- was copied, {-1} for one that owes its end, or a request, to other runs: it goes when these know (see settled.lua).
+-- What it has are lengths, and a digest of the header where that is short: whatever changes a run that has ended changes one.
 -- Invariants: as in purge.lua a batch counts the run still. Memory is freed before any is needed, so that a full Redis runs
 -- this too.
+local SHORT = 262144
 local h = fields_of(run_key, 'status', 'stop_reason', 'batch', 'reach', 'returns', 'ended', 'updated', 'vain')
 local aging = shard .. 'aging'
 if not h.status or not TERMINAL[h.status] then
@@ -12,6 +14,9 @@ end
 if h.reach or (h.returns == '1' and redis.call('EXISTS', run_key .. ':returns') == 1) then return { -1 } end
 local has = { h.ended or '', h.updated or '', h.vain or '', redis.call('XLEN', events_key) }
 for _, key in ipairs({ run_key, log_key, journal_key, outcomes_key, lost_key }) do has[#has + 1] = redis.call('HLEN', key) end
+local size = 0
+for _, name in ipairs({ 'slim', 'metadata', 'error', 'outcome' }) do size = size + redis.call('HSTRLEN', run_key, name) end
+if size <= SHORT then has[#has + 1] = redis.sha1hex(table.concat(redis.call('HGETALL', run_key), '\0')) end
 has = table.concat(has, ' ')
 if ARGV[3] == '' then return { 1, has } end
 if has ~= ARGV[3] then return { 0 } end

@@ -1,0 +1,418 @@
+"""Moves ended runs from Redis to the archive, and back. One process of a fleet at a time does it.
+
+A file is written, read back, compared and entered; then its runs go from Redis, each in one step
+that checks that it is still as it was copied. Where a process dies in between, the file has runs
+that Redis has too: those are moved again, to another file, and reads take what Redis has. A file
+that was not entered as a whole is removed by whoever has the turn next.
+"""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from stepfleet.orchestrator.archive.segments import (
+    SUFFIX,
+    RunCopy,
+    Segment,
+    build,
+    read_all,
+)
+from stepfleet.orchestrator.errors import (
+    AgentException,
+    ArchiveError,
+    SerializationError,
+)
+from stepfleet.orchestrator.records.batch import Manifest
+from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.archived import ArchiveFile
+from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
+from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
+from stepfleet.orchestrator.store.codec import Fields, milliseconds
+from stepfleet.orchestrator.store.compression import unpacked
+from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
+from stepfleet.orchestrator.store.lua import flat
+from stepfleet.orchestrator.store.pace import SweepPace
+
+log = logging.getLogger(__name__)
+TURN_MS = 180_000
+"""How long others leave the work to a process that is silent: longer than a file takes."""
+RUNS = 1_000
+"""Runs of a file, at most."""
+BYTES = 8 * 1024 * 1024
+"""Bytes of runs, in JSON, from which on a file gets no more."""
+LEAST = 200
+"""Runs for which a file is worth while, unless the oldest of them waits for `PATIENCE_MS`."""
+PATIENCE_MS = 3_600_000
+MOST_DUE = 20_000
+"""Runs of a shard that are looked at in one turn."""
+READ_TOGETHER = 50
+LATER_MS = 600_000
+"""When runs are looked at again that could not go, since others are to learn of their ends."""
+EVENTS = 500
+FIELDS_BYTES = 1024 * 1024
+"""Bytes of a run that is brought back which one command writes, about."""
+_HASHES = ("", ":log", ":journal", ":outcomes", ":lost")
+_BACK_MS = 600_000
+"""How long parts of a run stay that nobody puts together."""
+
+
+@dataclass(frozen=True, slots=True)
+class Archived:
+    """What was moved: `runs`, in `files` of so many `bytes`. `left` runs had to stay."""
+
+    runs: int = 0
+    files: int = 0
+    bytes: int = 0
+    left: int = 0
+
+    def __add__(self, other: "Archived") -> "Archived":
+        return Archived(
+            self.runs + other.runs,
+            self.files + other.files,
+            self.bytes + other.bytes,
+            self.left + other.left,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """A run, the list that it is in, and by what a script tells that it is still the same."""
+
+    copy: RunCopy
+    listed: str
+    state: str
+    size: int
+
+
+class Archiving(TurnGateway):
+    """Moves runs of one store to the archive that its settings name, and back."""
+
+    def __init__(self, opened: Opened, batches: Batches, upkeep: BatchUpkeep) -> None:
+        turn = opened.keys.of(keys.ARCHIVE_TURN)
+        super().__init__(opened, TURN_MS, lambda _: turn)
+        names = (keys.ARCHIVE_FILES, keys.ARCHIVE_ORDER, keys.ARCHIVE_BATCHES, keys.ARCHIVE_STATE)
+        self._files, self._order, self._due_batches, self._state = map(opened.keys.of, names)
+        self._archived = opened.reads.archived
+        self._batches, self._upkeep = batches, upkeep
+
+    # ---------------------------------------------------------------------------------- moving
+
+    async def look(self) -> Archived:
+        """Move what is due, unless another process is at it, and note how it went.
+
+        Raises `ArchiveError` or `ConfigurationError` where the archive cannot be used: everything
+        stays in Redis. Raises `StoreError`.
+        """
+        if not await self.take(""):
+            return Archived()
+        try:
+            moved = await self.move_due(self._settings.archive_after)
+        except AgentException as error:
+            await self._note_failure(error)
+            raise
+        else:
+            await self._connection.execute("HDEL", self._state, "error", "since")
+            return moved
+        finally:
+            with suppress(AgentException):
+                await self.release("")
+
+    async def _note_failure(self, error: AgentException) -> None:
+        since = milliseconds(await self._connection.now())
+        with suppress(AgentException):
+            await self._connection.execute("HSETNX", self._state, "since", since)
+            await self._connection.execute("HSET", self._state, "error", error.message[:500])
+
+    async def move_due(self, after: float, *, least: int = LEAST) -> Archived:
+        """Move runs and batches that ended `after` seconds ago; the caller has the turn.
+
+        Fewer than `least` runs without a batch wait for others, for up to an hour.
+        """
+        await self._drop_unfinished()
+        now = milliseconds(await self._connection.now())
+        before, done = now - round(after * 1000), Archived()
+        async for part in self._aged(before, least):
+            done += await self._move(part, None)
+            await self.hold("")
+        for batch_id in await self._connection.execute(
+            "ZRANGEBYSCORE", self._due_batches, "-inf", before
+        ):
+            done += await self.move_batch(batch_id)
+        return done
+
+    async def _aged(self, before: int, least: int) -> AsyncIterator[list[str]]:
+        """Yield runs without a batch that ended before a time (ms), the runs of a file together."""
+        ids, oldest = list[str](), float(before)
+        for shard in range(self._keys.shards):
+            limits = ("WITHSCORES", "LIMIT", 0, MOST_DUE)
+            flat = await self._connection.execute(
+                "ZRANGEBYSCORE", self._keys.aging(shard), "-inf", before, *limits
+            )
+            ids += flat[::2]
+            oldest = min(oldest, float(flat[1])) if flat else oldest
+            while len(ids) >= RUNS:
+                yield ids[:RUNS]
+                ids = ids[RUNS:]
+        if ids and (len(ids) >= least or oldest < before - PATIENCE_MS):
+            yield ids
+
+    async def move_batch(self, batch_id: str) -> Archived:
+        """Move the runs of a batch that is over; the caller has the turn."""
+        manifest = await self._batches.find(batch_id)
+        if manifest is None or not await self._batches.is_over(batch_id, manifest):
+            # At its next end it is due again.
+            await self._connection.execute("ZREM", self._due_batches, batch_id)
+            return Archived()
+        await self._upkeep.keep(batch_id)
+        key = self._keys.manifest(batch_id)
+        await self._connection.execute("HSET", key, "archived", "1")
+        done = Archived()
+        for some in pages_of(batch_id, manifest.rows, RUNS):
+            done += await self._move(some, batch_id)
+            await self.hold("")
+        if done.left:
+            later = milliseconds(await self._connection.now()) + LATER_MS
+            await self._connection.execute("ZADD", self._due_batches, "XX", later, batch_id)
+        else:
+            await self._connection.execute("ZREM", self._due_batches, batch_id)
+        return done
+
+    async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
+        """Move those of the runs that have ended, in as many files as they need."""
+        done, part = Archived(), list[_Copied]()
+        for at in range(0, len(run_ids), READ_TOGETHER):
+            copies, left = await self._copies(run_ids[at : at + READ_TOGETHER])
+            done += Archived(left=left)
+            for one in copies:
+                part.append(one)
+                if sum(each.size for each in part) >= BYTES:
+                    done += await self._write(part, batch_id)
+                    part = []
+        return done + await self._write(part, batch_id) if part else done
+
+    async def _copies(self, run_ids: Sequence[str]) -> tuple[list[_Copied], int]:
+        """Return copies of the runs that can go, and how many others are there that cannot."""
+        looks = [await self._ask(one) for one in run_ids]
+        replies = await SweepPace(self._connection).send(looks)
+        pairs = list(zip(run_ids, replies, strict=True))
+        named = [(one, reply[1]) for one, reply in pairs if reply[0] > 0]
+        owing = [one for one, reply in pairs if reply[0] < 0]
+        await self._put_off(owing)
+        reads = [
+            ("HGETALL", f"{self._keys.run(run_id)}{part}")
+            for run_id, _ in named
+            for part in _HASHES
+        ]
+        found = await self._connection.execute_all(*reads)
+        copies: list[_Copied] = []
+        for number, (run_id, state) in enumerate(named):
+            hashes = dict(zip(_HASHES, found[5 * number : 5 * number + 5], strict=True))
+            if not hashes[""]:
+                continue
+            events = await self._events(f"{self._keys.run(run_id)}:events")
+            copies.append(await asyncio.to_thread(_copied, run_id, hashes, events, state))
+        return copies, len(owing)
+
+    async def _put_off(self, run_ids: Sequence[str]) -> None:
+        later = milliseconds(await self._connection.now()) + LATER_MS
+        for run_id in run_ids:
+            aging = self._keys.aging(self._keys.shard_of(run_id))
+            await self._connection.execute("ZADD", aging, "XX", later, run_id)
+
+    async def _ask(self, run_id: str, number: str = "", state: str = "") -> tuple[Any, ...]:
+        return self._scripts.call("archive", run_id, number, state)
+
+    async def _events(self, key: str) -> list[tuple[str, Fields]]:
+        found: list[tuple[str, Fields]] = []
+        after = "-"
+        while True:
+            page = await self._connection.execute("XRANGE", key, after, "+", "COUNT", EVENTS)
+            found += [(place, fields) for place, fields in page]
+            if len(page) < EVENTS:
+                return found
+            after = f"({page[-1][0]}"
+
+    async def _write(self, runs: Sequence[_Copied], batch_id: str | None) -> Archived:
+        """Write a file with these runs, and remove them from Redis."""
+        place = self._archived.place()
+        configs = await self._configs_of(runs)
+        pairs = [(one.copy, one.listed) for one in runs]
+        segment = await asyncio.to_thread(build, pairs, configs)
+        now = await self._connection.now()
+        number = int(await self._connection.execute("HINCRBY", self._state, "files", 1))
+        name = f"{now:%Y%m%dT%H%M%S}-{number}-{secrets.token_hex(4)}{SUFFIX}"
+        file = ArchiveFile(
+            number=number, name=name, url=place.url, at=milliseconds(now), batch_id=batch_id
+        )
+        await self._enter(file)
+        self._crash("archive-begun")
+        await place.write(name, segment.data)
+        self._crash("archive-written")
+        await self._verify(file, segment, runs)
+        times = [int(one.copy.header["created"]) for one in runs]
+        whole = file.model_copy(
+            update={
+                "runs": len(runs),
+                "oldest": min(times),
+                "newest": max(times),
+                "size": len(segment.data),
+                "index_at": segment.index_at,
+                "index_bytes": segment.index_bytes,
+                "is_whole": True,
+            }
+        )
+        await self._connection.execute("ZADD", self._order, whole.newest, whole.member)
+        await self._enter(whole)
+        self._crash("archive-entered")
+        return await self._remove(runs, whole)
+
+    async def _remove(self, runs: Sequence[_Copied], file: ArchiveFile) -> Archived:
+        pace, gone = SweepPace(self._connection), 0
+        for group in pace.groups(runs):
+            calls = [await self._ask(one.copy.run_id, str(file.number), one.state) for one in group]
+            gone += sum(reply[0] == 1 for reply in await pace.send(calls))
+            self._crash("archive-removing")
+        if not gone:  # all went on meanwhile
+            await self._drop(file)
+        return Archived(gone, int(gone > 0), file.size if gone else 0, len(runs) - gone)
+
+    async def _configs_of(self, runs: Sequence[_Copied]) -> dict[str, str]:
+        digests = {one.copy.header["config"] for one in runs}
+        texts = {one: await self._configs.text(one) for one in digests}
+        return {digest: text for digest, text in texts.items() if text is not None}
+
+    async def _verify(self, file: ArchiveFile, segment: Segment, runs: Sequence[_Copied]) -> None:
+        """Read a file back. Raises `ArchiveError` where it is not what was written."""
+        data = await self._archived.place(file.url).read(file.name)
+        try:
+            index, found = await asyncio.to_thread(read_all, data)
+        except SerializationError as error:
+            raise ArchiveError(
+                f"{file.name} in {file.url} was written, but: {error.message}"
+            ) from None
+        same = all(found.get(one.copy.run_id) == one.copy for one in runs)
+        if data != segment.data or index != segment.index or not same:
+            msg = f"{file.name} in {file.url} was written, and reads otherwise; nothing is removed"
+            raise ArchiveError(msg)
+
+    async def _enter(self, file: ArchiveFile) -> None:
+        await self._connection.execute("HSET", self._files, file.number, file.to_json())
+
+    async def _drop_unfinished(self) -> None:
+        """Remove files that processes have not finished which are gone."""
+        async for file in self._archived.files():
+            if not file.is_whole:
+                await self._drop(file)
+
+    async def _drop(self, file: ArchiveFile) -> None:
+        await self._archived.place(file.url).remove(file.name)
+        await self._connection.execute("HDEL", self._files, file.number)
+        await self._connection.execute("ZREM", self._order, file.member)
+        self._archived.forget(file.number)
+
+    # ---------------------------------------------------------------------------------- back
+
+    async def restore(self, run_ids: Sequence[str]) -> int:
+        """Bring runs back to Redis; return how many were in the archive.
+
+        They are archived anew `archive_after` seconds later. Raises `ArchiveError`,
+        `SerializationError` or `ConfigurationError` where a file cannot be read, `StoreError`.
+        """
+        done, numbers = 0, set[int]()
+        for at in range(0, len(run_ids), READ_TOGETHER):
+            some = run_ids[at : at + READ_TOGETHER]
+            places = await self._archived.where(some)
+            for run_id, copy in (await self._archived.load(some)).items():
+                number = places[run_id].number
+                done += await self._restore(copy, number)
+                numbers.add(number)
+        for number in numbers:
+            await self._drop_if_empty(number)
+        return done
+
+    async def restore_batch(self, manifest: Manifest) -> int:
+        """Bring the runs of a batch back; return how many. Raises as `restore`."""
+        done = 0
+        for some in pages_of(manifest.batch_id, manifest.rows, RUNS):
+            done += await self.restore(some)
+        now = milliseconds(await self._connection.now())
+        await self._connection.execute("ZADD", self._due_batches, now, manifest.batch_id)
+        return done
+
+    async def _restore(self, copy: RunCopy, number: int) -> int:
+        run_key = self._keys.run(copy.run_id)
+        for config in {copy.header["config"]}:
+            if not await self._configs.has(config):
+                await self._configs.save(await self._configs.load(config))
+        for part, fields in copy.hashes.items():
+            back = f"{run_key}{part}:back"
+            for some in _chunks(fields):
+                await self._connection.execute("HSET", back, *flat(some))
+                await self._connection.execute("PEXPIRE", back, _BACK_MS)
+        back = f"{run_key}:events:back"
+        for at in range(0, len(copy.events), EVENTS):
+            adds = [
+                ("XADD", back, place, *flat(one)) for place, one in copy.events[at : at + EVENTS]
+            ]
+            await self._connection.execute("UNLINK", back) if not at else None
+            await self._connection.execute_all(*adds)
+            await self._connection.execute("PEXPIRE", back, _BACK_MS)
+        parts = [part.removeprefix(":") or "header" for part in copy.hashes]
+        names = " ".join([*parts, *(["events"] if copy.events else [])])
+        return int(await self._scripts.run("restore", copy.run_id, number, names))
+
+    async def _drop_if_empty(self, number: int) -> None:
+        file = await self._archived.file(number)
+        if file is None:
+            return
+        index = await self._archived.index(file)
+        ids = [one.run_id for one in index.runs]
+        for at in range(0, len(ids), RUNS):
+            found = await self._archived.where(ids[at : at + RUNS])
+            if any(one.number == number for one in found.values()):
+                return
+        await self._drop(file)
+
+
+def _chunks(fields: Fields) -> Iterator[Fields]:
+    """Yield fields in parts of about `FIELDS_BYTES`."""
+    part, size = Fields(), 0
+    for name, value in fields.items():
+        if part and size + len(value) > FIELDS_BYTES:
+            yield part
+            part, size = {}, 0
+        part[name] = value
+        size += len(value) + len(name)
+    if part:
+        yield part
+
+
+def _copied(
+    run_id: str, hashes: dict[str, Fields], events: list[tuple[str, Fields]], state: str
+) -> _Copied:
+    """Return a run as the archive gets it: records are plain JSON there, for other readers too."""
+    header, logged, outcomes = hashes[""], hashes[":log"], hashes[":outcomes"]
+    hashes = {
+        **hashes,
+        "": {**header, **_plain(header, ("slim", "outcome"))},
+        ":log": {**logged, **_plain(logged, filter(str.isdigit, logged))},
+        ":outcomes": _plain(outcomes, outcomes),
+    }
+    copy = RunCopy(run_id, {part: one for part, one in hashes.items() if one}, events)
+    listed = header.get("stop_reason") or header["status"]
+    return _Copied(copy, listed, state, len(copy.line()))
+
+
+def _plain(fields: Fields, names: Iterable[str]) -> Fields:
+    """Return these fields unpacked; those that this version cannot read stay as they are."""
+    found = {}
+    for name in names:
+        if name in fields:
+            found[name] = fields[name]
+            with suppress(SerializationError):
+                found[name] = unpacked(fields[name]).decode()
+    return found
