@@ -132,7 +132,7 @@ class Store(Opened):
     @cached_property
     def purging(self) -> Purging:
         """The removal of ended runs."""
-        return Purging(self, self.batches)
+        return Purging(self, self.batches, self.archiving)
 
     @cached_property
     def approvals(self) -> ApprovalStore:

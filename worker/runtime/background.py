@@ -27,6 +27,8 @@ BUSY_SECONDS = 0.25
 """The same while some are being submitted."""
 MOST_SCHEDULES = 8
 """Schedules that one worker submits at once."""
+ARCHIVE_SECONDS = 10.0
+"""How often a process looks for runs to archive: one trip where another is at it."""
 FOLLOW_SECONDS = 1.0
 """How often a worker looks after batches while some are to follow others."""
 ENDED_SECONDS = 0.1
@@ -104,6 +106,18 @@ async def keep_schedules(store: Store) -> None:
             await _attempt("the search for schedules", look)
     finally:
         await end_tasks(submissions.tasks.values())
+
+
+async def keep_archive(store: Store) -> None:
+    """Move ended runs to the archive as they are due; one process of a fleet at a time does."""
+
+    async def look() -> None:
+        while (moved := await store.archiving.look()).runs:
+            log.info("archived %d runs in %d bytes", moved.runs, moved.bytes)
+
+    while True:
+        await asyncio.sleep(ARCHIVE_SECONDS * (0.8 + 0.4 * random.random()))  # noqa: S311 - spreads
+        await _attempt("the archive", look)
 
 
 class FollowUps:

@@ -49,6 +49,14 @@ POINTS = (
     "rescue-saved",  # overdue runs are re-armed, and not published
 )
 
+ARCHIVE_POINTS = (
+    "archive-begun",  # a file is entered as one that is being written
+    "archive-written",  # it is there, and nobody has read it back
+    "archive-entered",  # it is entered as a whole; all its runs are in Redis
+    "archive-removing",  # some of them are not
+)
+"""Those of a process that moves ended runs to the archive."""
+
 LINK_POINTS = (
     "run-started",  # a call's run is created, and not published
     "call-attended",  # a call that waits was looked after, and no record tells until when
@@ -67,7 +75,7 @@ def crash_points(environment: Mapping[str, str]) -> Visit:
     if not wanted:
         return unharmed
     name, _, nth = wanted.partition(":")
-    if name not in (known := POINTS + LINK_POINTS):
+    if name not in (known := POINTS + LINK_POINTS + ARCHIVE_POINTS):
         raise ValueError(f"{VARIABLE}={wanted!r} is not a crash point; use {', '.join(known)}")
     by = signal.Signals[environment.get(BY, "SIGKILL")]
     once = environment.get(ONCE)

@@ -27,7 +27,12 @@ from stepfleet.worker.leases.lease import Leases
 from stepfleet.worker.leases.renewal import RENEWALS_PER_LEASE
 from stepfleet.worker.runtime.admission.gate import Gate
 from stepfleet.worker.runtime.admission.ticker import Ticker
-from stepfleet.worker.runtime.background import keep_batches, keep_records, keep_schedules
+from stepfleet.worker.runtime.background import (
+    keep_archive,
+    keep_batches,
+    keep_records,
+    keep_schedules,
+)
 from stepfleet.worker.runtime.circuits import CircuitBreaker
 from stepfleet.worker.runtime.links import LinkedRuns
 from stepfleet.worker.runtime.rescuer import Rescuer, StoreClock
@@ -93,6 +98,8 @@ class Upkeep:
         yield keep_records(store), "stepfleet-records"
         yield keep_batches(store, self.batch_ended), "stepfleet-batches"
         yield keep_schedules(store), "stepfleet-schedules"
+        if store.settings.archive_url:
+            yield keep_archive(store), "stepfleet-archive"
         for sink in self.sinks:
             yield sink.watch(), None
         if self.circuits:

@@ -9,9 +9,10 @@ that was not entered as a whole is removed by whoever has the turn next.
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any
 
 from stepfleet.orchestrator.archive.segments import (
@@ -24,14 +25,17 @@ from stepfleet.orchestrator.archive.segments import (
 from stepfleet.orchestrator.errors import (
     AgentException,
     ArchiveError,
+    ConflictError,
     SerializationError,
 )
+from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import Manifest
+from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.archived import ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
-from stepfleet.orchestrator.store.codec import Fields, milliseconds
+from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
 from stepfleet.orchestrator.store.lua import flat
@@ -78,6 +82,22 @@ class Archived:
         )
 
 
+class ArchiveFigures(Record):
+    """The archive at one moment. `runs` and `bytes` were moved there in all, in `files` by now.
+
+    `due_runs`, without a batch, and `due_batches` are to go. `error` is what the last try met, and
+    `failing_since` when the first of the tries in a row that failed.
+    """
+
+    runs: int = 0
+    bytes: int = 0
+    files: int = 0
+    due_runs: int = 0
+    due_batches: int = 0
+    error: str | None = None
+    failing_since: datetime | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _Copied:
     """A run, the list that it is in, and by what a script tells that it is still the same."""
@@ -94,6 +114,7 @@ class Archiving(TurnGateway):
     def __init__(self, opened: Opened, batches: Batches, upkeep: BatchUpkeep) -> None:
         turn = opened.keys.of(keys.ARCHIVE_TURN)
         super().__init__(opened, TURN_MS, lambda _: turn)
+        self._all_batches = opened.keys.of(keys.BATCHES)
         names = (keys.ARCHIVE_FILES, keys.ARCHIVE_ORDER, keys.ARCHIVE_BATCHES, keys.ARCHIVE_STATE)
         self._files, self._order, self._due_batches, self._state = map(opened.keys.of, names)
         self._archived = opened.reads.archived
@@ -121,6 +142,47 @@ class Archiving(TurnGateway):
             with suppress(AgentException):
                 await self.release("")
 
+    async def run(self, after: float, report: Callable[[Archived], None]) -> Archived:
+        """Move all that ended `after` seconds ago, now; `report` gets what was moved by then.
+
+        Raises `ConflictError` where another process is at it, and as `look`.
+        """
+        if not await self.take(""):
+            msg = "another process moves runs to the archive now; repeat this when it has done so"
+            raise ConflictError(msg)
+        try:
+            await self.gather()
+            done = Archived()
+            while (moved := await self.move_due(after, least=1)).runs:
+                done += moved
+                report(done)
+            return done + moved
+        finally:
+            with suppress(AgentException):
+                await self.release("")
+
+    async def figures(self) -> ArchiveFigures:
+        """Return how full the archive is, what is due, and what is wrong. Raises `StoreError`."""
+        now = milliseconds(await self._connection.now())
+        before = now - round(self._settings.archive_after * 1000)
+        shards = [self._keys.aging(shard) for shard in range(self._keys.shards)]
+        *due, batches, files, state = await self._connection.execute_all(
+            *(("ZCOUNT", key, "-inf", before) for key in shards),
+            ("ZCOUNT", self._due_batches, "-inf", before),
+            ("HLEN", self._files),
+            ("HGETALL", self._state),
+        )
+        since = state.get("since")
+        return ArchiveFigures(
+            runs=int(state.get("runs", 0)),
+            bytes=int(state.get("bytes", 0)),
+            files=int(files),
+            due_runs=sum(map(int, due)),
+            due_batches=int(batches),
+            error=state.get("error"),
+            failing_since=moment(since) if since else None,
+        )
+
     async def _note_failure(self, error: AgentException) -> None:
         since = milliseconds(await self._connection.now())
         with suppress(AgentException):
@@ -133,6 +195,8 @@ class Archiving(TurnGateway):
         Fewer than `least` runs without a batch wait for others, for up to an hour.
         """
         await self._drop_unfinished()
+        if not await self._connection.execute("HEXISTS", self._state, "gathered"):
+            await self.gather()
         now = milliseconds(await self._connection.now())
         before, done = now - round(after * 1000), Archived()
         async for part in self._aged(before, least):
@@ -143,6 +207,41 @@ class Archiving(TurnGateway):
         ):
             done += await self.move_batch(batch_id)
         return done
+
+    async def gather(self) -> None:
+        """Enter runs and batches that ended without being entered, as before there was an archive.
+
+        Looks at all ended runs of the store.
+        """
+        for shard in range(self._keys.shards):
+            for reason in StopReason:
+                await self._gather_list(shard, f"{self._keys.tag(shard)}runs:{reason}")
+        for batch_id in await self._connection.execute("ZRANGE", self._all_batches, 0, -1):
+            await self._gather_batch(batch_id)
+        now = milliseconds(await self._connection.now())
+        await self._connection.execute("HSET", self._state, "gathered", now)
+
+    async def _gather_list(self, shard: int, name: str) -> None:
+        aging, place = self._keys.aging(shard), 0
+        while run_ids := await self._connection.execute("ZRANGE", name, place, place + RUNS - 1):
+            reads = (("HMGET", self._keys.run(one), "batch", "ended") for one in run_ids)
+            found = await self._connection.execute_all(*reads)
+            pairs = zip(run_ids, found, strict=True)
+            ends = [(ended, one) for one, (batch, ended) in pairs if ended and not batch]
+            writes = (("ZADD", aging, "NX", ended, one) for ended, one in ends)
+            await self._connection.execute_all(*writes)
+            place += RUNS
+
+    async def _gather_batch(self, batch_id: str) -> None:
+        try:
+            manifest = await self._batches.find(batch_id)
+        except SerializationError:
+            return  # of a newer version
+        if manifest and not manifest.archived and await self._batches.is_over(batch_id, manifest):
+            kept = timedelta(seconds=self._settings.retention)
+            ended = manifest.expires - kept if manifest.expires else await self._connection.now()
+            at = milliseconds(ended)
+            await self._connection.execute("ZADD", self._due_batches, "NX", at, batch_id)
 
     async def _aged(self, before: int, least: int) -> AsyncIterator[list[str]]:
         """Yield runs without a batch that ended before a time (ms), the runs of a file together."""
@@ -278,6 +377,9 @@ class Archiving(TurnGateway):
             self._crash("archive-removing")
         if not gone:  # all went on meanwhile
             await self._drop(file)
+        else:
+            await self._connection.execute("HINCRBY", self._state, "runs", gone)
+            await self._connection.execute("HINCRBY", self._state, "bytes", file.size)
         return Archived(gone, int(gone > 0), file.size if gone else 0, len(runs) - gone)
 
     async def _configs_of(self, runs: Sequence[_Copied]) -> dict[str, str]:
@@ -364,6 +466,26 @@ class Archiving(TurnGateway):
         parts = [part.removeprefix(":") or "header" for part in copy.hashes]
         names = " ".join([*parts, *(["events"] if copy.events else [])])
         return int(await self._scripts.run("restore", copy.run_id, number, names))
+
+    async def purge(self, batch_id: str | None, before: int, *, dry_run: bool) -> int:
+        """Remove files that were written before a time (ms), or of a batch; return their runs.
+
+        A file goes as a whole, with all its runs.
+        """
+        done = 0
+        async for file in self._archived.files():
+            if not file.is_whole or file.at > before or batch_id not in (None, file.batch_id):
+                continue
+            done += file.runs
+            if not dry_run:
+                index = await self._archived.index(file)
+                pace = SweepPace(self._connection)
+                for group in pace.groups([one.run_id for one in index.runs]):
+                    number = str(file.number)
+                    calls = [self._scripts.call("restore", one, number, "") for one in group]
+                    await pace.send(calls)
+                await self._drop(file)
+        return done
 
     async def _drop_if_empty(self, number: int) -> None:
         file = await self._archived.file(number)

@@ -36,7 +36,8 @@ from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.ledger import Payer, lines_of
 from stepfleet.orchestrator.store.lua import ScriptCall, detail_of
 from stepfleet.orchestrator.store.pace import SweepPace
-from stepfleet.orchestrator.store.runs.reading import StoredRun, unknown_run
+from stepfleet.orchestrator.store.runs.archiving import Archiving
+from stepfleet.orchestrator.store.runs.reading import StoredRun, archived_run, unknown_run
 from stepfleet.orchestrator.store.runs.steps import ending
 
 COST_FROM = "cost_from"
@@ -116,6 +117,10 @@ def new_request() -> str:
     return secrets.token_hex(6)
 
 
+_OF_ENDED = ("retry", "send", "mark")
+"""Scripts that change a run which has ended."""
+
+
 class Control(Gateway):
     """Requests to a run from outside its worker.
 
@@ -154,6 +159,8 @@ class Control(Gateway):
     async def mark(self, run_id: str, name: str, value: str | int) -> None:
         """Note `value` under `name`. Raises `NotFoundError` if there is no run of that id."""
         if not await self._scripts.run("mark", run_id, name, value):
+            if await self._reads.archived.where([run_id]):
+                raise archived_run(run_id)
             raise unknown_run(run_id)
 
     async def pause(
@@ -261,7 +268,13 @@ class Control(Gateway):
         return fields | {f"journal:{name}": value for name, value in entries}
 
     async def _run(self, script: str, run_id: str, *args: Any, **fields: Any) -> ControlResult:
-        return _result(await self._pushing.run(script, run_id, *args, **fields))
+        result = _result(await self._pushing.run(script, run_id, *args, **fields))
+        if result.outcome is ControlOutcome.UNKNOWN:
+            for place in (await self._reads.archived.where([run_id])).values():
+                if script in _OF_ENDED:
+                    raise archived_run(run_id)
+                return ControlResult(ControlOutcome.ENDED, place.status)
+        return result
 
 
 def _result(reply: Any) -> ControlResult:
@@ -286,16 +299,17 @@ class Purge:
 class Purging(Gateway):
     """Purges one store."""
 
-    def __init__(self, opened: Opened, batches: Batches) -> None:
+    def __init__(self, opened: Opened, batches: Batches, archiving: Archiving) -> None:
         super().__init__(opened)
-        self._batches = batches
+        self._batches, self._archiving = batches, archiving
 
     async def purge(self, what: Purge) -> AsyncIterator[int]:
         """Remove matching runs, or count them in a dry run; yield their number after each page.
 
         Those whose end other runs are to learn go when they know it; where no worker tells them
-        within two seconds, they stay. Repeating it is harmless. Raises `StoreError` when Redis
-        stays out of reach.
+        within two seconds, they stay. Of the archive go the files all of whose runs match, where
+        all end states are meant. Repeating it is harmless. Raises `StoreError` when Redis stays out
+        of reach, `ArchiveError` when the archive does.
         """
         before = milliseconds(await self._connection.now()) - round(what.older_than * 1000)
         statuses = f" {' '.join(what.statuses)} " if what.statuses else " "
@@ -314,6 +328,9 @@ class Purging(Gateway):
             for page in pages:
                 removed, left = await self._page(page, conditions, pace)
                 done, owing = done + removed, owing + left
+            yield done
+        if not what.statuses:
+            done += await self._archiving.purge(what.batch_id, before, dry_run=what.dry_run)
             yield done
         if what.is_whole_batch and what.batch_id and not owing:
             await self._forget(what.batch_id)

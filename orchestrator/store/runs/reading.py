@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from stepfleet.orchestrator.agents.config import AgentConfig, read_overrides
-from stepfleet.orchestrator.errors import NotFoundError, SerializationError
+from stepfleet.orchestrator.errors import ConflictError, NotFoundError, SerializationError
 from stepfleet.orchestrator.events.envelope import numbered
 from stepfleet.orchestrator.protocol.revision import agent_before, overrides_of
 from stepfleet.orchestrator.protocol.serialization import SlimSerializationConfig, SlimSerializer
@@ -425,6 +425,12 @@ def unknown_run(run_id: str) -> NotFoundError:
     """Return the error about a run that is not in the store."""
     msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
     return NotFoundError(msg)
+
+
+def archived_run(run_id: str) -> ConflictError:
+    """Return the error about a run that is to change, and is in the archive."""
+    msg = f"run {run_id} is archived: 'stepfleet archive --restore {run_id}' brings it back"
+    return ConflictError(msg)
 
 
 def ended_run(run_id: str, header: Fields, log: Fields, config: AgentConfig) -> StoredRun:
