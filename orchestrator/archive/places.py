@@ -209,7 +209,9 @@ class ArchivePlace:
                 self._late.add(done)
 
     def _error(self, doing: str, name: str, why: str, *, is_missing: bool = False) -> ArchiveError:
-        why = redact(why, {**os.environ, "ARCHIVE_URL": self._given})
+        given = {f"ARCHIVE_{key.upper()}": str(one) for key, one in self._options.items()}
+        given["ARCHIVE_URL"] = _without_options(self._given)
+        why = redact(why, {**os.environ, **given})
         message = f"archive {self.url}: cannot {doing} {name}: {why}"
         return ArchiveError(message, is_missing=is_missing)
 
