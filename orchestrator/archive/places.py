@@ -68,14 +68,14 @@ class ArchivePlace:
         """
         protocol, separator, rest = url.partition("://")
         if not separator or not protocol:
-            raise ConfigurationError(f"archive.url names no protocol: write {_EXAMPLES}")
+            raise ConfigurationError(f"archive_url names no protocol: write {_EXAMPLES}")
         if protocol in _LOCAL and not rest.startswith("/"):
             raise ConfigurationError(
-                "archive.url is a relative path: write an absolute one, with three slashes "
+                "archive_url is a relative path: write an absolute one, with three slashes "
                 "(file:///var/lib/stepfleet/archive)"
             )
         if not _without_options(url).partition("://")[2].strip("/"):
-            raise ConfigurationError(f"archive.url names no path: write {_EXAMPLES}")
+            raise ConfigurationError(f"archive_url names no path: write {_EXAMPLES}")
         kind = _storage(protocol)
         for name in _TALKATIVE:  # their debug lines have whole requests, with what is archived
             logging.getLogger(name).setLevel(logging.INFO)
@@ -221,17 +221,17 @@ def _storage(protocol: str) -> Any:
     try:
         from fsspec.registry import get_filesystem_class, known_implementations  # noqa: PLC0415
     except ImportError:
-        msg = "archive.url needs fsspec: pip install 'stepfleet[archive]'"
+        msg = "archive_url needs fsspec: pip install 'stepfleet[archive]'"
         raise ConfigurationError(msg) from None
     try:
         return get_filesystem_class(protocol)
     except ImportError as error:
         package = known_implementations[protocol]["class"].partition(".")[0]
         fix = f"pip install {package}" if package != "fsspec" else str(error)
-        msg = f"archive.url: {protocol}:// needs a package that is not installed: {fix}"
+        msg = f"archive_url: {protocol}:// needs a package that is not installed: {fix}"
         raise ConfigurationError(msg) from None
     except ValueError:
-        msg = f"archive.url: fsspec knows no protocol {protocol!r}: write {_EXAMPLES}"
+        msg = f"archive_url: fsspec knows no protocol {protocol!r}: write {_EXAMPLES}"
         raise ConfigurationError(msg) from None
 
 
@@ -240,7 +240,7 @@ def _folder(url: str, kind: Any) -> str:
     folder = str(kind._strip_protocol(_without_options(url))).rstrip("/")  # noqa: SLF001 - a hook
     if "@" in folder.lstrip("/").partition("/")[0] and not _is_local(url):
         raise ConfigurationError(
-            "archive.url has credentials where its storage takes none: set the storage's own "
+            "archive_url has credentials where its storage takes none: set the storage's own "
             "variables (such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
         )
     return folder
