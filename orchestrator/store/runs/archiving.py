@@ -33,7 +33,7 @@ from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.archived import LOOK_SECONDS, ArchiveFile
+from stepfleet.orchestrator.store.archived import FAILURES, LOOK_SECONDS, ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
@@ -204,7 +204,7 @@ class Archiving(TurnGateway):
 
         Fewer than `least` runs without a batch wait for others, for up to an hour.
         """
-        await self._drop_unfinished()
+        await self._close_files()
         gathered = await self._connection.execute("HGET", self._state, "gathered")
         if not gathered:
             await self.gather()
@@ -434,12 +434,27 @@ class Archiving(TurnGateway):
     async def _enter(self, file: ArchiveFile) -> None:
         await self._connection.execute("HSET", self._files, file.number, file.to_json())
 
-    async def _drop_unfinished(self) -> None:
-        """Remove files that processes have not finished which are gone, or sleep."""
+    async def _close_files(self) -> None:
+        """Look once at each file into which no more runs can come: the useless ones are removed.
+
+        Those are files that a process which is gone, or sleeps, has not finished, and files all of
+        whose runs are in Redis or in others.
+        """
         before = milliseconds(await self._connection.now()) - DROP_MS
         async for file in self._archived.files():
-            if not file.is_whole and file.at < before:
-                await self._drop(file)
+            if file.is_closed or file.at >= before:
+                continue
+            try:
+                if not file.is_whole or not await self._drop_if_empty(file):
+                    await (self._close(file) if file.is_whole else self._drop(file))
+            except FAILURES as error:
+                if isinstance(error, ArchiveError) and not error.is_missing:
+                    raise
+                log.warning("the archive's file %s stays as it is: %s", file.name, error)
+                await self._close(file)
+
+    async def _close(self, file: ArchiveFile) -> None:
+        await self._enter(file.model_copy(update={"is_closed": True}))
 
     async def _drop(self, file: ArchiveFile) -> None:
         await self._archived.place(file.url).remove(file.name)
@@ -459,12 +474,15 @@ class Archiving(TurnGateway):
         for at in range(0, len(run_ids), READ_TOGETHER):
             some = run_ids[at : at + READ_TOGETHER]
             places = await self._archived.where(some)
-            for run_id, copy in (await self._archived.load(some)).items():
+            copies = await self._archived.load(list(places))
+            await self._due_again({one.header.get("batch", "") for one in copies.values()} - {""})
+            for run_id, copy in copies.items():
                 number = places[run_id].number
                 done += await self._restore(copy, number)
                 numbers.add(number)
-        for number in numbers:
-            await self._drop_if_empty(number)
+        for file in [await self._archived.file(one, anew=True) for one in numbers]:
+            if file and file.is_closed:  # others may get runs still: see `_close_files`
+                await self._drop_if_empty(file)
         return done
 
     async def restore_batch(self, manifest: Manifest) -> int:
@@ -472,31 +490,33 @@ class Archiving(TurnGateway):
         done = 0
         for some in pages_of(manifest.batch_id, manifest.rows, RUNS):
             done += await self.restore(some)
-        now = milliseconds(await self._connection.now())
-        await self._connection.execute("ZADD", self._due_batches, now, manifest.batch_id)
         return done
 
+    async def _due_again(self, batch_ids: Iterable[str]) -> None:
+        now = milliseconds(await self._connection.now())
+        for one in batch_ids:
+            await self._connection.execute("ZADD", self._due_batches, now, one)
+
     async def _restore(self, copy: RunCopy, number: int) -> int:
-        run_key = self._keys.run(copy.run_id)
+        run_key, suffix = self._keys.run(copy.run_id), f":back:{secrets.token_hex(4)}"
         for config in {copy.header["config"]}:
             if not await self._configs.has(config):
                 await self._configs.save(await self._configs.load(config))
         for part, fields in copy.hashes.items():
-            back = f"{run_key}{part}:back"
+            back = f"{run_key}{part}{suffix}"
             for some in _chunks(fields):
                 await self._connection.execute("HSET", back, *flat(some))
                 await self._connection.execute("PEXPIRE", back, _BACK_MS)
-        back = f"{run_key}:events:back"
+        back = f"{run_key}:events{suffix}"
         for at in range(0, len(copy.events), EVENTS):
             adds = [
                 ("XADD", back, place, *flat(one)) for place, one in copy.events[at : at + EVENTS]
             ]
-            await self._connection.execute("UNLINK", back) if not at else None
             await self._connection.execute_all(*adds)
             await self._connection.execute("PEXPIRE", back, _BACK_MS)
         parts = [part.removeprefix(":") or "header" for part in copy.hashes]
         names = " ".join([*parts, *(["events"] if copy.events else [])])
-        return int(await self._scripts.run("restore", copy.run_id, number, names))
+        return int(await self._scripts.run("restore", copy.run_id, number, names, suffix))
 
     async def purge(self, batch_id: str | None, before: int, *, dry_run: bool) -> int:
         """Remove files that were written before a time (ms), or of a batch; return their runs.
@@ -518,17 +538,13 @@ class Archiving(TurnGateway):
                 await self._drop(file)
         return done
 
-    async def _drop_if_empty(self, number: int) -> None:
-        file = await self._archived.file(number)
-        if file is None:
-            return
-        index = await self._archived.index(file)
-        ids = [one.run_id for one in index.runs]
-        for at in range(0, len(ids), RUNS):
-            found = await self._archived.where(ids[at : at + RUNS])
-            if any(one.number == number for one in found.values()):
-                return
+    async def _drop_if_empty(self, file: ArchiveFile) -> bool:
+        """Remove a file into which no more runs come, if none is there alone; return whether."""
+        async for found in self._archived.runs(file):
+            if found:
+                return False
         await self._drop(file)
+        return True
 
 
 def _chunks(fields: Fields) -> Iterator[Fields]:

@@ -25,6 +25,7 @@ from stepfleet.orchestrator.records.run.facts import end_state
 from stepfleet.orchestrator.records.run.summary import RunPage, RunSummary, RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.archived import note_left_out
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
 from stepfleet.orchestrator.store.compression import unpacked_within
@@ -268,21 +269,24 @@ class RunLists(Gateway):
         return ids, first - end, Cursor(end) if end else None
 
     async def _headers(self, run_ids: Sequence[str], fields: Sequence[str]) -> list[Fields]:
-        replies = await self._reads.execute_all(
-            *(("HMGET", self._keys.run(run_id), *fields) for run_id in run_ids)
-        )
+        reads = (("HMGET", self._keys.run(run_id), *fields) for run_id in run_ids)
+        replies = await self._reads.execute_all(*reads, report=note_left_out)
         return [
             {name: value for name, value in zip(fields, reply, strict=True) if value is not None}
             for reply in replies
         ]
 
     async def summaries(self, run_ids: Sequence[str]) -> tuple[RunSummary, ...]:
-        """Return the runs that are there, as lists show them."""
+        """Return the runs that are there, as lists show them.
+
+        Archived ones that cannot be read now are left out, with an entry in the log.
+        """
         headers = await self._headers(run_ids, _FIELDS)
+        there = [one for one, header in zip(run_ids, headers, strict=True) if header]
         sizes = await self._reads.execute_all(
-            *(("HSTRLEN", self._keys.run(run_id), "slim") for run_id in run_ids)
+            *(("HSTRLEN", self._keys.run(run_id), "slim") for run_id in there)
         )
-        small = [one for one, size in zip(run_ids, sizes, strict=True) if size <= LARGEST_STATE]
+        small = [one for one, size in zip(there, sizes, strict=True) if size <= LARGEST_STATE]
         states = await self._headers(small, ("slim",))
         slim = {one: state.get("slim", "") for one, state in zip(small, states, strict=True)}
         pairs = zip(run_ids, headers, strict=True)
@@ -325,6 +329,7 @@ class RunLists(Gateway):
         """
         found = await self.summaries([run_id])
         if not found:
+            await self._reads.archived.load([run_id])  # says why it cannot be read
             raise unknown_run(run_id)
         runs = {run_id: found[0]}
         below: dict[str, Sequence[str]] = {}

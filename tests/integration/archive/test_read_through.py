@@ -7,13 +7,13 @@ import pytest
 from support.runs.archives import archive, check_files, ended, in_redis, move, seen
 from support.runs.long_runs import long_run
 from support.runs.opened_runs import finish_with_waits
-from support.runs.packed_records import as_version_1
 from support.runs.scripted_steps import Hands, Script, call, say
 from support.runs.stored_runs import Bench, answered, called, failed, plain_agent
 from support.runs.tools import broken, look
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ErrorPolicy, tool
 from stepfleet.orchestrator.errors import ModelError
+from stepfleet.orchestrator.records.base import SCHEMA_VERSION
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.worker.runtime.inline import InlineWorker
 
@@ -94,7 +94,7 @@ async def test_what_happens_to_runs_looks_the_same(redis_url: str, tmp_path: Pat
     """OPS-05: cancelled, lost, retried, continued, forked and older runs."""
     async with archive(redis_url, tmp_path, plain_agent(max_steps=6)) as (desk, fleet):
         cancelled = await desk.create(batch="")
-        await fleet.runs.cancel(cancelled, "enough ‘of this’")
+        await fleet.runs.cancel(cancelled, "enough of «this»")
         lost = await desk.create(batch="")
         await desk.claim(lost)
         await desk.opened.connection.execute("HSET", desk.opened.keys.run(lost), "lease", 1)
@@ -114,22 +114,30 @@ async def test_what_happens_to_runs_looks_the_same(redis_url: str, tmp_path: Pat
         claim = await desk.claim(again, 2)
         await desk.commit(claim, answered(claim))
         older = await ended(desk)
-        await as_version_1(desk.opened.connection, desk.opened.keys.run(older))
+        version = ("HSET", desk.opened.keys.run(older), "v", SCHEMA_VERSION - 1)
+        await desk.opened.connection.execute(*version)
         await check_same(desk, fleet, cancelled, lost, again, fork, older)
 
 
-async def test_long_and_large_runs_look_the_same(redis_url: str, tmp_path: Path) -> None:
+async def test_long_and_large_runs_come_whole(redis_url: str, tmp_path: Path) -> None:
     """OPS-05: thousands of steps, megabytes in one, and a log whose beginning is gone."""
     async with archive(redis_url, tmp_path, plain_agent(max_steps=100_000)) as (desk, fleet):
-        long = await long_run(desk, 3_000)
-        large = await long_run(desk, 2, "x" * 5 * 1024 * 1024)
-        trimmed = await long_run(desk, 300)
-        key = desk.opened.keys.run(trimmed)
-        await desk.opened.connection.execute("HDEL", f"{key}:log", *range(250))
-        await desk.opened.connection.execute("HSET", key, "since", "250 input:0")
-        runs = (long, large, trimmed)
+        runs = (
+            await long_run(desk, 3_000),
+            await long_run(desk, 2, "x" * 5 * 1024 * 1024),
+            await long_run(desk, 300),
+        )
+        key, execute = desk.opened.keys.run(runs[-1]), desk.opened.connection.execute
+        await execute("HDEL", f"{key}:log", *range(250))
+        await execute("HSET", key, "since", "250 input:0")
         for one in runs:
-            await desk.opened.connection.execute("HSET", desk.opened.keys.run(one), "batch", "")
+            await execute("HSET", desk.opened.keys.run(one), "batch", "")
             await fleet.runs.cancel(one)
-        assert [len((await fleet.runs.show(one)).log) for one in runs] == [3_000, 2, 50]
-        await check_same(desk, fleet, *runs)
+        before = [await fleet.runs.result(one) for one in runs]
+        assert [len(one.steps) for one in before] == [3_000, 2, 50]
+        assert (await move(desk)).runs == len(runs)
+        assert await in_redis(desk, runs) == []
+        assert [await fleet.runs.result(one) for one in runs] == before
+        assert (await fleet.runs.timeline(runs[0], first=2_990)).steps[-1].step == 3_000
+        assert await desk.opened.archiving.restore(runs) == len(runs)
+        assert [await fleet.runs.result(one) for one in runs] == before
