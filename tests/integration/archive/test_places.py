@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import file_share
 from support.servers.object_storage import KEY, SECRET, ObjectStorage, object_storage
 
 from stepfleet.orchestrator.archive import places
@@ -52,6 +53,7 @@ async def test_files_are_written_replaced_listed_and_removed(place: ArchivePlace
     await place.write("b.lines", b"")
     assert await place.names() == ["a.lines", "b.lines"]
     assert (await place.read("a.lines"), await place.read("b.lines")) == (TEN, b"")
+    await place.remove("a.lines")
     await place.remove("a.lines")
     assert await place.names() == ["b.lines"]
     await ArchivePlace.open(url).write("c.lines", TEN)
@@ -198,6 +200,11 @@ def test_a_place_that_was_used_before_a_fork_works_in_the_child(
     assert done.stdout == "written before\n", done.stderr
 
 
+def test_places_of_one_url_share_nothing(url: str) -> None:
+    """Such as credentials that have been replaced since."""
+    assert ArchivePlace.open(url)._opened() is not ArchivePlace.open(url)._opened()
+
+
 def test_one_place_serves_several_event_loops(storage: ObjectStorage) -> None:
     place = ArchivePlace.open(storage.url(f"{storage.bucket('loops')}/archive"))
     asyncio.run(place.write("a", TEN))
@@ -227,9 +234,11 @@ else:
 
 
 def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, which a hung storage may not put off: that has 15 s and retries."""
+    """Run a program to its end, before s3fs has given up a hung storage (five times 15 s)."""
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    env = {name: one for name, one in os.environ.items() if name != "AWS_MAX_ATTEMPTS"}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    return subprocess.run(command, capture_output=True, text=True, timeout=45, check=False, env=env)
 
 
 # ----------------------------------------------------------------------- local disks
@@ -271,7 +280,9 @@ async def test_what_is_written_is_on_the_disk_before_it_has_its_name(
 
 CRASHES = """
 import asyncio, os, resource, signal, sys
+from support import file_share
 from stepfleet.orchestrator.archive.places import ArchivePlace
+file_share.register()
 place = ArchivePlace.open(sys.argv[1])
 asyncio.run(place.write("old", b"as it was"))
 if sys.argv[2] == "in the middle":
@@ -280,18 +291,20 @@ if sys.argv[2] == "in the middle":
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 else:
-    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    os.fsync = os.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(place.write(sys.argv[3], bytes(9000)))
 """
 
 
 @pytest.mark.parametrize("name", ["new", "old"])
 @pytest.mark.parametrize("where", ["in the middle", "before the end"])
+@pytest.mark.parametrize("protocol", ["file", "share"])
 async def test_a_crash_in_a_write_leaves_no_file_under_its_name(
-    where: str, name: str, tmp_path: Path
+    protocol: str, where: str, name: str, tmp_path: Path
 ) -> None:
     """OPS-05: what it leaves is removed an hour later."""
-    place = ArchivePlace.open(f"file://{tmp_path}")
+    file_share.register()
+    place = ArchivePlace.open(f"{protocol}://{tmp_path}")
     killed = run_program(CRASHES, place.url, where, name)
     assert killed.returncode in (-signal.SIGXFSZ, -signal.SIGKILL), killed.stderr
     (left,) = tmp_path.glob(".*.part")
@@ -351,6 +364,11 @@ async def test_a_file_where_the_folder_should_be_and_a_folder_where_the_file(
     (tmp_path / "folder").mkdir()
     place = ArchivePlace.open(f"file://{tmp_path}/file")
     assert "NotADirectoryError" in (await refusal(place.write("a", TEN))).message
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    place = ArchivePlace.open(f"file://{tmp_path}/link/below")
+    error = await refusal(place.write("a", TEN))
+    assert "cannot write a: FileNotFoundError: " in error.message
+    assert not error.is_missing
     place = ArchivePlace.open(f"file://{tmp_path}")
     for call in (place.write("folder", TEN), place.read("folder"), place.remove("folder")):
         assert not (await refusal(call)).is_missing
