@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from support import file_share
 from support.deadlines import until
+from support.loaded_modules import loaded_by
 from support.servers.object_storage import KEY, SECRET, ObjectStorage, object_storage
 
 from stepfleet.orchestrator.archive import places
@@ -432,6 +433,10 @@ def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "fsspec.registry", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'stepfleet\[archive\]'"):
         ArchivePlace.open("memory://x")
+
+
+def test_nobody_loads_fsspec_who_opens_no_archive() -> None:
+    assert "fsspec" not in loaded_by("import stepfleet.orchestrator.archive.places")
 
 
 @pytest.mark.parametrize(
