@@ -424,7 +424,7 @@ async def test_a_file_where_the_folder_should_be_and_a_folder_where_the_file(
     ],
 )
 def test_a_wrong_url_names_the_setting_and_the_fix(url: str, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^archive\.url.*{why}") as caught:
+    with pytest.raises(ConfigurationError, match=rf"^archive_url.*{why}") as caught:
         ArchivePlace.open(url)
     assert "secret-word" not in "".join(traceback.format_exception(caught.value))
 
