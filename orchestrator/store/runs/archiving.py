@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+import orjson
+
 from stepfleet.orchestrator.archive.segments import (
     SUFFIX,
     RunCopy,
@@ -39,7 +41,7 @@ from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
-from stepfleet.orchestrator.store.lua import flat
+from stepfleet.orchestrator.store.lua import flat, run_script
 from stepfleet.orchestrator.store.pace import SweepPace
 
 log = logging.getLogger(__name__)
@@ -196,8 +198,10 @@ class Archiving(TurnGateway):
     async def _note_failure(self, error: AgentException) -> None:
         since = milliseconds(await self._connection.now())
         with suppress(AgentException):
-            await self._connection.execute("HSETNX", self._state, "since", since)
-            await self._connection.execute("HSET", self._state, "error", error.message[:500])
+            await self._note(
+                ("HSETNX", self._state, "since", since),
+                ("HSET", self._state, "error", error.message[:500]),
+            )
 
     async def move_due(self, after: float, *, least: int = LEAST) -> Archived:
         """Move runs and batches that ended `after` seconds ago; the caller has the turn.
@@ -236,7 +240,7 @@ class Archiving(TurnGateway):
         for batch_id in await self._connection.execute("ZRANGE", self._all_batches, 0, -1):
             await self._gather_batch(batch_id)
         now = milliseconds(await self._connection.now())
-        await self._connection.execute("HSETNX", self._state, "gathered", now)
+        await self._note(("HSETNX", self._state, "gathered", now))
 
     async def _gather_list(self, shard: int, name: str) -> None:
         aging, place = self._keys.aging(shard), 0
@@ -246,7 +250,7 @@ class Archiving(TurnGateway):
             pairs = zip(run_ids, found, strict=True)
             ends = [(ended, one) for one, (batch, ended) in pairs if ended and not batch]
             writes = (("ZADD", aging, "NX", ended, one) for ended, one in ends)
-            await self._connection.execute_all(*writes)
+            await self._note(*writes, of=self._keys.run(run_ids[0]))
             place += RUNS
 
     async def _gather_batch(self, batch_id: str) -> None:
@@ -258,7 +262,7 @@ class Archiving(TurnGateway):
             kept = timedelta(seconds=self._settings.retention)
             ended = manifest.expires - kept if manifest.expires else await self._connection.now()
             at = milliseconds(ended)
-            await self._connection.execute("ZADD", self._due_batches, "NX", at, batch_id)
+            await self._note(("ZADD", self._due_batches, "NX", at, batch_id))
 
     async def _aged(self, before: int, least: int) -> AsyncIterator[list[str]]:
         """Yield runs without a batch that ended before a time (ms), the runs of a file together."""
@@ -285,7 +289,7 @@ class Archiving(TurnGateway):
             return Archived()
         await self._upkeep.keep(batch_id)
         key = self._keys.manifest(batch_id)
-        await self._connection.execute("HSET", key, "archived", "1")
+        await self._note(("HSET", key, "archived", "1"), of=key)
         done = Archived()
         for some in pages_of(batch_id, manifest.rows, RUNS):
             done += await self._move(some, batch_id)
@@ -298,7 +302,7 @@ class Archiving(TurnGateway):
 
     async def _put_off_batch(self, batch_id: str) -> None:
         later = milliseconds(await self._connection.now()) + LATER_MS
-        await self._connection.execute("ZADD", self._due_batches, "XX", later, batch_id)
+        await self._note(("ZADD", self._due_batches, "XX", later, batch_id))
 
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
@@ -344,7 +348,7 @@ class Archiving(TurnGateway):
         later = milliseconds(await self._connection.now()) + LATER_MS
         for run_id in run_ids:
             aging = self._keys.aging(self._keys.shard_of(run_id))
-            await self._connection.execute("ZADD", aging, "XX", later, run_id)
+            await self._note(("ZADD", aging, "XX", later, run_id), of=self._keys.run(run_id))
 
     async def _ask(
         self, run_id: str, number: str = "", state: str = "", until: int = 0
@@ -368,7 +372,7 @@ class Archiving(TurnGateway):
         pairs = [(one.copy, one.listed) for one in runs]
         segment = await asyncio.to_thread(build, pairs, configs)
         now = await self._connection.now()
-        number = int(await self._connection.execute("HINCRBY", self._state, "files", 1))
+        number = int(await self._note(("HINCRBY", self._state, "files", 1)))
         name = f"{now:%Y%m%dT%H%M%S}-{number}-{secrets.token_hex(4)}{SUFFIX}"
         file = ArchiveFile(
             number=number, name=name, url=place.url, at=milliseconds(now), batch_id=batch_id
@@ -390,7 +394,6 @@ class Archiving(TurnGateway):
                 "is_whole": True,
             }
         )
-        await self._connection.execute("ZADD", self._order, whole.newest, whole.member)
         await self._enter(whole)
         self._crash("archive-entered")
         return await self._remove(runs, whole)
@@ -408,8 +411,10 @@ class Archiving(TurnGateway):
         if not gone:  # all went on meanwhile
             await self._drop(file)
         else:
-            await self._connection.execute("HINCRBY", self._state, "runs", gone)
-            await self._connection.execute("HINCRBY", self._state, "bytes", file.size)
+            await self._note(
+                ("HINCRBY", self._state, "runs", gone),
+                ("HINCRBY", self._state, "bytes", file.size),
+            )
         return Archived(gone, int(gone > 0), file.size if gone else 0, len(runs) - gone)
 
     async def _configs_of(self, runs: Sequence[_Copied]) -> dict[str, str]:
@@ -432,7 +437,18 @@ class Archiving(TurnGateway):
             raise ArchiveError(msg)
 
     async def _enter(self, file: ArchiveFile) -> None:
-        await self._connection.execute("HSET", self._files, file.number, file.to_json())
+        writes: list[tuple[Any, ...]] = [("HSET", self._files, file.number, file.to_json())]
+        if file.is_whole:
+            writes.append(("ZADD", self._order, file.newest, file.member))
+        await self._note(*writes)
+
+    async def _note(self, *writes: tuple[Any, ...], of: str = "") -> Any:
+        """Make small writes together, in a full Redis too; return the reply to the first.
+
+        Their keys are in the slot of the hash `of`, or else of the archive's own.
+        """
+        commands = orjson.dumps([list(map(str, one)) for one in writes]).decode()
+        return await run_script(self._connection, "archive_writes", [of or self._state], commands)
 
     async def _close_files(self) -> None:
         """Look once at each file into which no more runs can come: the useless ones are removed.
@@ -458,8 +474,8 @@ class Archiving(TurnGateway):
 
     async def _drop(self, file: ArchiveFile) -> None:
         await self._archived.place(file.url).remove(file.name)
-        await self._connection.execute("HDEL", self._files, file.number)
         await self._connection.execute("ZREM", self._order, file.member)
+        await self._connection.execute("HDEL", self._files, file.number)
         self._archived.forget(file.number)
 
     # ---------------------------------------------------------------------------------- back

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from support.runs.archives import archive, ended, ended_batch, files, in_redis, listed, move
 from support.runs.stored_runs import Bench
 
-from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.archive.segments import RunCopy
 from stepfleet.orchestrator.store.archived import answer
 from stepfleet.orchestrator.store.runs import archiving
@@ -119,7 +118,7 @@ PARTS = ("", ":log", ":journal", ":outcomes", ":lost")
     after=st.integers(0, 6),
     count=st.integers(1, 6),
 )
-async def test_an_archived_run_answers_as_redis_would(  # noqa: PLR0913
+async def test_an_archived_run_answers_as_redis_would(
     desk: Bench,
     found: dict[str, dict[str, str]],
     events: list[dict[str, str]],

@@ -69,9 +69,7 @@ async def test_a_run_looks_the_same(kind: str, redis_url: str, tmp_path: Path) -
         await check_same(desk, fleet, run_id)
 
 
-async def test_a_tree_of_runs_and_a_hand_over_look_the_same(
-    redis_url: str, tmp_path: Path
-) -> None:
+async def test_a_tree_of_runs_and_a_hand_over_look_the_same(redis_url: str, tmp_path: Path) -> None:
     """OPS-05: a run with those that its calls have started, and one that another agent ended."""
     child = Agent("researcher", model=Script([say("found it")]), time_limit=None)
     billing = Agent("billing", model=Script([LOOK, say("paid")]), tools=(look,), time_limit=None)

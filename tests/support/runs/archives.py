@@ -24,15 +24,17 @@ LONG = {"lease": 600.0, "grace": 60}
 async def archive(
     url: str, place: Path | str, agent: Agent | None = None, **settings: Any
 ) -> AsyncIterator[tuple[Bench, AsyncFleet]]:
-    """Yield a store with an archive at a folder or URL, and a client that does not know of it.
+    """Yield a store with an archive at a folder or URL, and a client.
 
+    The client is told of it only where it needs credentials.
     The fleet has had it for long: nobody waits until all clients know.
     """
     at = f"file://{place}" if isinstance(place, Path) else place
     async with bench(url, agent, **{**LONG, "archive_url": at, **settings}) as desk:
         await desk.opened.configs.announce(desk.agent.config)
         await desk.opened.connection.execute("HSET", "sf:{archive}:state", "gathered", 1)
-        async with AsyncFleet(settings=load_settings(redis_url=url)) as fleet:
+        told = {} if isinstance(place, Path) else {"archive_url": at}
+        async with AsyncFleet(settings=load_settings(redis_url=url, **told)) as fleet:
             yield desk, fleet
 
 
