@@ -1,4 +1,4 @@
-"""Lists of runs with archived ones among them: each run once, in order, whatever moves meanwhile."""
+"""Lists of runs with archived ones among them: each run once, in order, whatever moves."""
 
 import asyncio
 from pathlib import Path

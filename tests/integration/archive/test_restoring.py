@@ -16,23 +16,12 @@ from support.runs.archives import (
     is_known,
     listed,
     move,
+    older,
     seen,
 )
-from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import ConflictError, RunStatus
 from stepfleet.orchestrator.store.runs import archiving
-from stepfleet.orchestrator.store.runs.archiving import DROP_MS
-
-
-async def older(desk: Bench) -> None:
-    """Have the archive's files be older than anybody's work on them, and be looked at."""
-    archived = desk.opened.reads.archived
-    for file in await files(desk):
-        record = file.model_copy(update={"at": file.at - DROP_MS - 1}).to_json()
-        await desk.opened.connection.execute("HSET", "sf:{archive}:files", file.number, record)
-        archived.forget(file.number)
-    await move(desk)
 
 
 async def test_a_run_comes_back_is_retried_and_moves_again(redis_url: str, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from stepfleet.orchestrator.errors import NotFoundError, SerializationError
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.archived import ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.runs.archiving import Archived
+from stepfleet.orchestrator.store.runs.archiving import DROP_MS, Archived
 
 LONG = {"lease": 600.0, "grace": 60}
 
@@ -65,6 +65,16 @@ async def ended_batch(
 async def move(desk: Bench) -> Archived:
     """Move all that has ended to the archive."""
     return await desk.opened.archiving.run(0, lambda _: None)
+
+
+async def older(desk: Bench) -> None:
+    """Have an hour and more go by for the archive's files, and have them looked at."""
+    archived = desk.opened.reads.archived
+    for file in await files(desk):
+        record = file.model_copy(update={"at": file.at - DROP_MS - 1}).to_json()
+        await desk.opened.connection.execute("HSET", "sf:{archive}:files", file.number, record)
+        archived.forget(file.number)
+    await move(desk)
 
 
 async def in_redis(desk: Bench, run_ids: Sequence[str]) -> list[str]:
