@@ -21,6 +21,8 @@ POINTS = ("rescue-saved", "limits-admitted")
 MOST_VISITS = 3
 """It ends at its first to third visit of a point."""
 RANDOM = "a random moment"
+HASTE = 0.2
+"""The share of kills that do not wait until all keepers are at work."""
 PROGRAM = ("-m", "stepfleet.orchestrator.cli", "keeper", "--port", "0")
 
 
@@ -40,10 +42,11 @@ class Keeper:
 
 @dataclass
 class Keepers:
-    """Keepers of one fleet, `most` of which are killed, one each `every` seconds or so.
+    """Keepers of one fleet, `most` of which are killed: one `every` seconds or so after a start.
 
-    `deeds` says what the keeper of a name is doing; `log` gets what all of them say. Whoever waits
-    calls `look`, which kills and replaces. `kills` has a row per kill.
+    `deeds` says what the keeper of a name is doing, nothing before it has reported; `log` gets what
+    all of them say. Whoever waits calls `look`, which kills and replaces. `kills` has a row per
+    kill.
     """
 
     environment: Mapping[str, str]
@@ -56,7 +59,9 @@ class Keepers:
     alive: list[Keeper] = field(default_factory=list)
     kills: list[dict[str, Any]] = field(default_factory=list)
     phase: str = ""
-    _next: float = float("inf")
+    _next: float | None = float("inf")
+    """When the next one is killed; None until all are at work, and a pause after that."""
+    _pause: float = 0.0
 
     def start(self, point: str = "") -> None:
         """Start one more, ready or not; with a `point` it ends there by SIGKILL."""
@@ -74,7 +79,7 @@ class Keepers:
 
     def begin(self) -> None:
         """Let the kills begin."""
-        self._plan()
+        self._next, self._pause = None, self.every * self.draw.random()
 
     def look(self) -> None:
         """Kill one where it is time, and replace those that are dead.
@@ -87,16 +92,23 @@ class Keepers:
             if code != -signal.SIGKILL or not one.point:
                 raise RuntimeError(f"a keeper ended by itself with {code}")
             self._replace(one, one.point)
-        if time.monotonic() >= self._next and len(self.kills) < self.most:
+        if len(self.kills) < self.most and self._is_time():
             self._plan()
             victim = self.draw.choice(self.alive)
             deed = self.deeds(victim.name)
             victim.process.kill()
             victim.process.wait()
-            self._replace(victim, f"{RANDOM}, {deed}")
+            self._replace(victim, f"{RANDOM}, {deed or 'at its start'}")
+
+    def _is_time(self) -> bool:
+        if self._next is None and all(self.deeds(one.name) for one in self.alive):
+            self._next = time.monotonic() + self._pause
+        return self._next is not None and time.monotonic() >= self._next
 
     def _plan(self) -> None:
-        self._next = time.monotonic() + self.every * self.draw.uniform(0.3, 1.7)
+        self._pause = self.every * self.draw.uniform(0.1, 1.9)
+        hastens = self.draw.random() < HASTE
+        self._next = time.monotonic() + self._pause if hastens else None
 
     def _replace(self, dead: Keeper, place: str) -> None:
         """Note where it died; start another one, aimed at a point where no other one is."""
@@ -104,4 +116,4 @@ class Keepers:
         age = time.monotonic() - dead.began
         self.kills.append({"phase": self.phase, "place": place, "age": age})
         may_aim = len(self.kills) < self.most and not any(one.point for one in self.alive)
-        self.start(self.draw.choice(("", *POINTS)) if may_aim else "")
+        self.start(self.draw.choice(POINTS) if may_aim else "")

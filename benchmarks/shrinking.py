@@ -24,6 +24,7 @@ import itertools
 import json
 import os
 import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -111,7 +112,7 @@ class Scene:
 
     def say(self, phase: str) -> dict[str, Any]:
         """Note the signal for autoscalers, as `stepfleet scale` shows it, and return it."""
-        said = self.client.scale().to_dict()
+        said = self.client.scale(slots_per_worker=self.args.slots).to_dict()
         row = {"phase": phase, "second": time.monotonic() - self.began, "done": self.done()}
         fields = ("workers", "work", "queued", "due_soon", "in_hand", "wanted")
         row |= {name: said[name] for name in fields}
@@ -151,10 +152,7 @@ def play(on: Scene) -> dict[str, Any]:
     on.keepers.begin()
     began = time.monotonic()
     for worker in list(on.crew.workers):
-        on.keepers.phase = "workers go"
-        on.drains.append(drained(worker, on.keepers.look))
-        on.crew.workers.remove(worker)
-        on.left_held += len(on.holds().get(name_of(worker), []))
+        _drain(on, worker)
     found = {"to_zero": time.monotonic() - began, **_without_workers(on)}
     found["at_zero"] = on.say("no workers")
     on.keepers.phase, back = "workers are back", time.monotonic()
@@ -181,6 +179,15 @@ def _grow(on: Scene) -> None:
     on.until(lambda: names <= on.holds().keys())
 
 
+def _drain(on: Scene, worker: "subprocess.Popen[str]") -> None:
+    """Stop a worker that has runs in hand by SIGTERM; note what it still holds after its end."""
+    name, on.keepers.phase = name_of(worker), "workers go"
+    on.until(lambda: on.holds().get(name))
+    on.drains.append(drained(worker, on.keepers.look))
+    on.crew.workers.remove(worker)
+    on.left_held += len(on.holds().get(name, []))
+
+
 def _kill(on: Scene, share: float) -> None:
     """Kill a worker that has runs in hand, when a share of what was left has ended."""
     done = on.phases[-1]["done"]
@@ -196,7 +203,7 @@ def _without_workers(on: Scene) -> dict[str, Any]:
 
     Raises `TimeoutError` where a keeper does not dispatch them, and submit the schedule's batch.
     """
-    args, began = on.args, time.monotonic()
+    args, began, since = on.args, time.monotonic(), _now(on.store)
     on.keepers.phase = "no workers"
     few = max(args.runs // SHARE, 1)
     delayed = []
@@ -207,22 +214,29 @@ def _without_workers(on: Scene) -> dict[str, Any]:
         delayed.append(run)
     given = lines(5 * few, args.steps)
     tick = asyncio.run(_schedule(on, given))
-    timers = _deadlines(on)
+    timers = _deadlines(on, since)
     last = -(-2 * args.keeper_kills // 3)
     seen: dict[str, float] = {}
     found: list[Any] = []
 
-    def is_over() -> bool:
+    def missing() -> list[str]:
         seen.update(_arrived(on, timers.keys() - seen.keys()))
         found[:] = [one for one in on.client.batches.newest() if one.name.startswith(SCHEDULE)]
-        return (
-            len(seen) == len(timers)
-            and any(map(_is_submitted, found))
-            and len(on.keepers.kills) >= last
-            and time.monotonic() - began >= args.empty
-        )
+        late = sorted(timers.keys() - seen.keys())
+        return [
+            *(f"the message of {run}, in {late_by(run):.1f} s" for run in late),
+            *(["the schedule's batch"] if not any(map(_is_submitted, found)) else ()),
+            *(["keepers' kills"] if len(on.keepers.kills) < last else ()),
+            *(["time without workers"] if time.monotonic() - began < args.empty else ()),
+        ]
 
-    on.until(is_over, LONGEST)
+    def late_by(run: str) -> float:
+        return timers[run] - _now(on.store)
+
+    try:
+        on.until(lambda: not missing())
+    except TimeoutError as error:
+        raise TimeoutError(f"without workers, {error}: {', '.join(missing())}") from None
     [batch] = found
     on.expected.batch(batch.batch_id, given)
     return {
@@ -238,12 +252,12 @@ def _is_submitted(batch: Any) -> bool:
     return bool(batch.sealed and batch.submitted == batch.total)
 
 
-def _deadlines(on: Scene) -> dict[str, float]:
-    """Return when each run's wait ends that has not ended yet: seconds since 1970, by run id."""
-    now, found = _now(on.store), {}
+def _deadlines(on: Scene, since: float) -> dict[str, float]:
+    """Return when each run's wait ends, if after `since`: seconds since 1970, by run id."""
+    found = {}
     for run in on.expected.runs:
         wait = json.loads(on.store.hget(Keys().run(run), "wait") or "{}")
-        if wait.get("reason") in {"delay", "person"} and wait["deadline"] / _MS > now:
+        if wait.get("reason") in {"delay", "calls"} and wait["deadline"] / _MS > since:
             found[run] = wait["deadline"] / _MS
     return found
 
@@ -349,7 +363,7 @@ def _scene(
 
         def deeds(name: str) -> str:
             if not store.hexists(Keys().of(KEEPERS), name):
-                return "at its start"
+                return ""
             turn = store.get(Keys().of(f"{SCHEDULE_TURNS}{SCHEDULE}")) or b""
             return "while it submits" if name in turn.decode() else "at work"
 
@@ -376,7 +390,8 @@ def _checked(on: Scene, calls: list[dict[str, Any]], found: dict[str, Any]) -> d
         "missed": len(on.expected.calls - made),
         "unknown": len(made - on.expected.calls),
         "repeated": repeated(calls),
-        "bound": on.in_hand + found["attempts"].get(INTERRUPTED, 0),
+        "handed_back": (back := found["attempts"].get(INTERRUPTED, 0)),
+        "bound": on.in_hand + back,
         "left_held": on.left_held,
         "drains": on.drains,
         "drain": max(on.drains),
