@@ -145,7 +145,9 @@ def play(on: Scene) -> dict[str, Any]:
     ):
         on.expected.batch(on.client.submit_batch(given, agent=on.agents[agent]).id, given)
     on.say("submitted")
+    on.client.pause()  # or the first worker might do all before there is another one
     _grow(on)
+    on.client.resume()
     on.until(lambda: on.store.hlen(Keys().of(KEEPERS)) == KEEPERS_ALIVE)
     on.until(lambda: on.done() >= args.runs * args.drain_at)
     on.say("workers came")
@@ -156,6 +158,7 @@ def play(on: Scene) -> dict[str, Any]:
     found = {"to_zero": time.monotonic() - began, **_without_workers(on)}
     found["at_zero"] = on.say("no workers")
     on.keepers.phase, back = "workers are back", time.monotonic()
+    on.client.limits.set(MODEL, in_flight=args.then_in_flight or args.in_flight)
     _grow(on)
     on.say("workers are back")
     for number in range(args.worker_kills):
@@ -173,10 +176,10 @@ def _is_over(progress_now: Any) -> bool:
 
 
 def _grow(on: Scene) -> None:
-    """Start the workers; return when each of them has runs in hand."""
+    """Start the workers; return when the fleet sees all of them."""
     on.crew.start(on.args.workers)
     names = set(map(name_of, on.crew.workers))
-    on.until(lambda: names <= on.holds().keys())
+    on.until(lambda: names <= {one.name for one in on.client.overview().workers})
 
 
 def _drain(on: Scene, worker: "subprocess.Popen[str]") -> None:
@@ -454,6 +457,7 @@ def arguments() -> argparse.Namespace:
     add("--workers", type=int, default=3, help="that go, and as many that come back")
     add("--slots", type=int, default=100, help="of each worker")
     add("--in-flight", type=int, default=150, help="calls at once, by the limit")
+    add("--then-in-flight", type=int, help="the same, from the return of workers on")
     add("--drain", type=float, default=20.0, help="seconds that a stopped worker has for its steps")
     add("--drain-at", type=float, default=0.1, help="the share of runs that end before it begins")
     add("--empty", type=float, default=10.0, help="seconds without workers, at the least")
