@@ -58,7 +58,8 @@ QUEUE = "stepfleet"
 SCHEDULE = "tick"
 LONGEST = 600.0
 WITHIN = 120.0
-LOOK = 0.1
+KILL_SECONDS = 30.0
+"""What a kill may take, with the start of the next keeper."""
 WAITER_STEPS = 2
 SHARE = 20
 """So many runs for one that waits for a person, one that is delayed, and five of the schedule."""
@@ -237,7 +238,7 @@ def _without_workers(on: Scene) -> dict[str, Any]:
         return timers[run] - _now(on.store)
 
     try:
-        on.until(lambda: not missing())
+        on.until(lambda: not missing(), WITHIN + KILL_SECONDS * args.keeper_kills)
     except TimeoutError as error:
         raise TimeoutError(f"without workers, {error}: {', '.join(missing())}") from None
     [batch] = found
