@@ -257,11 +257,14 @@ def _is_submitted(batch: Any) -> bool:
 
 
 def _deadlines(on: Scene, since: float) -> dict[str, float]:
-    """Return when each run's wait ends, if after `since`: seconds since 1970, by run id."""
-    found = {}
+    """Return when each run's wait ends, if after `since`: seconds since 1970, by run id.
+
+    Not those of calls that no worker has attended to yet: they may last for days.
+    """
+    found, last = {}, since + WITHIN + max(on.args.wait, on.args.empty)
     for run in on.expected.runs:
         wait = json.loads(on.store.hget(Keys().run(run), "wait") or "{}")
-        if wait.get("reason") in {"delay", "calls"} and wait["deadline"] / _MS > since:
+        if wait.get("reason") in {"delay", "calls"} and since < wait["deadline"] / _MS < last:
             found[run] = wait["deadline"] / _MS
     return found
 
