@@ -7,6 +7,7 @@ process with a hung storage from ending.
 
 import asyncio
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -210,7 +211,7 @@ class ArchivePlace:
             missing = isinstance(error, FileNotFoundError) and not _has_no_bucket(error)
             why = "there is no such file" if missing and doing == "read" else _reason(error)
             # Without the cause: what it says may have credentials.
-            missing = (missing and doing == "read") or isinstance(error, EOFError)
+            missing = doing == "read" and (missing or _is_short(error))
             raise self._error(doing, name, why, is_missing=missing) from None
         finally:
             if not done.done():
@@ -256,6 +257,11 @@ def _shown(url: str) -> str:
 def _reason(error: Exception) -> str:
     kind = type(error).__name__
     return f"{kind}: {error}" if str(error) else kind
+
+
+def _is_short(error: Exception) -> bool:
+    """Return whether a file has fewer bytes than were asked for (in S3: no such range)."""
+    return isinstance(error, EOFError) or getattr(error, "errno", None) == errno.EINVAL
 
 
 def _has_no_bucket(error: BaseException) -> bool:

@@ -83,7 +83,9 @@ async def test_who_dies_between_redis_and_the_archive_loses_nothing(
         await until(moved, within=LONG, what="all runs in the archive")
         assert [await seen(fleet, one) for one in watched] == before
         assert [one async for one in batch.results(ordered=True)] == results
-        assert sorted([one async for one in batch.results()], key=lambda one: one.row) == results
+        found = {one.row: one async for one in batch.results()}
+        assert [found[one.row] for one in results] == results
+        assert len([one async for one in batch.results()]) == len(results)
         assert await listed(fleet) == in_lists
         assert await listed(fleet, 7, status="failed") == [
             one for one in in_lists if one in {alone[0], ids[23]}

@@ -461,16 +461,15 @@ class Archiving(TurnGateway):
             if file.is_closed or file.at >= before:
                 continue
             try:
-                if not file.is_whole or not await self._drop_if_empty(file):
-                    await (self._close(file) if file.is_whole else self._drop(file))
+                if not file.is_whole:
+                    await self._drop(file)
+                if not file.is_whole or await self._drop_if_empty(file):
+                    continue
             except FAILURES as error:
                 if isinstance(error, ArchiveError) and not error.is_missing:
                     raise
                 log.warning("the archive's file %s stays as it is: %s", file.name, error)
-                await self._close(file)
-
-    async def _close(self, file: ArchiveFile) -> None:
-        await self._enter(file.model_copy(update={"is_closed": True}))
+            await self._enter(file.model_copy(update={"is_closed": True}))
 
     async def _drop(self, file: ArchiveFile) -> None:
         await self._archived.place(file.url).remove(file.name)
@@ -491,7 +490,9 @@ class Archiving(TurnGateway):
             some = run_ids[at : at + READ_TOGETHER]
             places = await self._archived.where(some)
             copies = await self._archived.load(list(places))
-            await self._due_again({one.header.get("batch", "") for one in copies.values()} - {""})
+            now = milliseconds(await self._connection.now())
+            batches = {one.header.get("batch", "") for one in copies.values()} - {""}
+            await self._note(*(("ZADD", self._due_batches, now, one) for one in batches))
             for run_id, copy in copies.items():
                 number = places[run_id].number
                 done += await self._restore(copy, number)
@@ -507,11 +508,6 @@ class Archiving(TurnGateway):
         for some in pages_of(manifest.batch_id, manifest.rows, RUNS):
             done += await self.restore(some)
         return done
-
-    async def _due_again(self, batch_ids: Iterable[str]) -> None:
-        now = milliseconds(await self._connection.now())
-        for one in batch_ids:
-            await self._connection.execute("ZADD", self._due_batches, now, one)
 
     async def _restore(self, copy: RunCopy, number: int) -> int:
         run_key, suffix = self._keys.run(copy.run_id), f":back:{secrets.token_hex(4)}"

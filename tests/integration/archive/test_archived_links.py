@@ -2,6 +2,7 @@
 
 import uuid
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -40,7 +41,10 @@ async def test_submitting_again_what_is_archived_creates_and_costs_nothing(
     async with archive(redis_url, tmp_path, AGENT) as (desk, fleet):
         lines = [{"id": f"q{n}", "input": "x"} for n in range(3)]
         batch = await fleet.submit_batch(lines, agent=AGENT, idempotency_key="monthly")
-        names = ({"run_id": str(uuid.uuid4())}, {"idempotency_key": "order-77"})
+        names: tuple[dict[str, Any], ...] = (
+            {"run_id": str(uuid.uuid4())},
+            {"idempotency_key": "order-77"},
+        )
         runs = [await fleet.submit(AGENT, "hello", **name) for name in names]
         for one in (*batch.run_ids(), *runs):
             await end(desk, one)
@@ -84,7 +88,7 @@ async def test_runs_and_batches_after_archived_ones_get_their_results(
         assert [one.state.messages[-1].text for one in found] == [
             f"line-{n} / question {n} / answer {n}" for n in range(2)
         ]
-        fork = await fleet.history.fork(before)
+        fork = await fleet.history.fork(before, at=0)
         assert (await fleet.runs.result(fork)).origin is not None
         await check_files(desk)
 
@@ -96,7 +100,7 @@ async def test_costs_are_the_same_before_and_after(redis_url: str, tmp_path: Pat
         await ended(desk, tenant="acme")
         live = await desk.create(batch="")
 
-        async def lines(**which: str) -> list[str]:
+        async def lines(**which: Any) -> list[str]:
             found = [one async for one in fleet.cost_lines(**which)]
             return sorted(one.model_dump_json() for one in found)
 

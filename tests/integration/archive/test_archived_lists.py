@@ -92,7 +92,7 @@ async def test_a_batch_is_listed_by_its_rows(redis_url: str, tmp_path: Path) -> 
     """OPS-05"""
     async with archive(redis_url, tmp_path) as (desk, fleet):
         batch = await ended_batch(desk, fleet, 12, failing=(3, 4))
-        conditions = ({}, {"status": "failed"}, {"error": "no answer"})
+        conditions: tuple[dict[str, Any], ...] = ({}, {"status": "failed"}, {"error": "no answer"})
         before = [await listed(fleet, 5, batch=batch.id, **which) for which in conditions]
         told, progress = await batch.failures(), await batch.progress()
         assert (await move(desk)).runs == 12

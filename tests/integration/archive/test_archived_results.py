@@ -2,6 +2,7 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pyarrow.parquet
@@ -16,7 +17,7 @@ from stepfleet.orchestrator.store.runs import archiving
 ROWS = 12
 
 
-async def results(batch: AsyncBatch, **how: bool) -> list[tuple[int | None, str]]:
+async def results(batch: AsyncBatch, **how: Any) -> list[tuple[Any, Any]]:
     """Return row and answer of each result."""
     return [(one.row, one.output) async for one in batch.results(**how)]
 

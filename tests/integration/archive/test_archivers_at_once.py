@@ -23,6 +23,7 @@ from support.runs.stored_runs import Bench
 
 from stepfleet.orchestrator import ConflictError
 from stepfleet.orchestrator.errors import ArchiveError
+from stepfleet.orchestrator.store.pace import SweepPace
 from stepfleet.orchestrator.store.runs import archiving
 from stepfleet.orchestrator.store.runs.archiving import ENTER_MS
 
@@ -110,7 +111,7 @@ async def test_what_comes_back_while_its_file_gets_more_runs_loses_none(
     ):
         ids = [await ended(desk) for _ in range(24)]
         before = [await fleet.runs.result(one) for one in ids]
-        send, returned = archiving.SweepPace.send, asyncio.Event()
+        send, returned = SweepPace.send, asyncio.Event()
 
         async def first(pace: Any, calls: Any, items: int | None = None) -> Any:
             found = await send(pace, calls, items)
@@ -122,7 +123,7 @@ async def test_what_comes_back_while_its_file_gets_more_runs_loses_none(
             return found
 
         with monkeypatch.context() as patch:
-            patch.setattr(archiving.SweepPace, "send", first)
+            patch.setattr(SweepPace, "send", first)
             await move(desk)
         assert returned.is_set()
         assert [await fleet.runs.result(one) for one in ids] == before
