@@ -27,6 +27,7 @@ from stepfleet.orchestrator import AsyncFleet
 from stepfleet.orchestrator.archive.segments import SUFFIX, build
 from stepfleet.orchestrator.errors import ArchiveError, SerializationError
 from stepfleet.orchestrator.settings.settings import load_settings
+from stepfleet.orchestrator.store.archived import ArchiveFile
 
 
 async def test_a_storage_out_of_reach_loses_nothing_and_all_goes_on_after_it(
@@ -87,7 +88,7 @@ async def test_a_folder_that_refuses_loses_nothing(redis_url: str, tmp_path: Pat
         assert (await fleet.runs.result(run_id)).success
 
 
-@pytest.mark.parametrize("harm", ["frame", "index", "cut", "foreign", "gone"])
+@pytest.mark.parametrize("harm", ["frame", "index", "cut", "foreign", "gone", "mixed up"])
 async def test_a_damaged_file_is_named_and_others_are_read(
     harm: str, redis_url: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -105,7 +106,10 @@ async def test_a_damaged_file_is_named_and_others_are_read(
         bad = min(await files(desk), key=lambda one: one.number)
         live = await ended(desk)
         good = [one for one in await listed(fleet) if one not in ids[:3]]
-        damage(tmp_path / bad.name, harm, bad.index_at)
+        if harm == "mixed up":  # another fleet's file is under its name, say
+            bad = await mixed_up(desk, bad)
+        else:
+            damage(tmp_path / bad.name, harm, bad.index_at)
         async with AsyncFleet(settings=load_settings(redis_url=redis_url)) as other:
             why = "no such file" if harm == "gone" else "damaged|another file|expected"
             for one in ids[:3]:
@@ -127,6 +131,15 @@ async def test_a_damaged_file_is_named_and_others_are_read(
                 await desk.opened.archiving.restore(ids[:1])
         assert (await move(desk)).runs == 1  # others go on
         assert (await fleet.runs.result(live)).success
+
+
+async def mixed_up(desk: Bench, bad: ArchiveFile) -> ArchiveFile:
+    """Have Redis take another good file for this one, and return what it says."""
+    other = max(await files(desk), key=lambda one: one.number)
+    mixed = other.model_copy(update={"number": bad.number})
+    await desk.opened.connection.execute("HSET", "sf:{archive}:files", bad.number, mixed.to_json())
+    desk.opened.reads.archived.forget(bad.number)
+    return mixed
 
 
 def damage(path: Path, harm: str, index_at: int) -> None:

@@ -19,7 +19,7 @@ from support.runs.archives import (
     older,
     seen,
 )
-from support.runs.stored_runs import Bench
+from support.runs.stored_runs import Bench, answered
 
 from stepfleet.orchestrator import ConflictError
 from stepfleet.orchestrator.errors import ArchiveError
@@ -166,8 +166,9 @@ async def test_one_process_at_a_time_moves_runs(redis_url: str, tmp_path: Path) 
         await check_files(desk)
 
 
+@pytest.mark.parametrize("ends", [False, True])
 async def test_a_run_that_changes_while_it_is_copied_stays(
-    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    *, ends: bool, redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """OPS-05: a file that has a run as it was before it went on is not where it is read."""
     async with archive(redis_url, tmp_path) as (desk, fleet):
@@ -175,10 +176,14 @@ async def test_a_run_that_changes_while_it_is_copied_stays(
 
         async def goes_on() -> None:
             await fleet.runs.send(changed, "and now?")
+            if ends:
+                claim = await desk.claim(changed, 1)
+                await desk.commit(claim, answered(claim, "now this"))
 
         await sleeps(desk, "entered", goes_on, monkeypatch)
-        assert await in_redis(desk, [changed, same]) == [changed]
+        # One that has ended anew goes as it is now, to another file.
+        assert await in_redis(desk, [changed, same]) == ([] if ends else [changed])
         stored = await fleet.runs.show(changed)
-        assert not stored.state.status.is_terminal
-        assert [one.text for one in stored.state.messages][-1] == "and now?"
+        assert stored.state.status.is_terminal is ends
+        assert stored.state.messages[-1].text == ("now this" if ends else "and now?")
         assert set(await listed(fleet)) == {changed, same}
