@@ -48,7 +48,7 @@ class ArchivePlace:
     """
 
     def __init__(self, given: str, kind: Any, options: Mapping[str, Any]) -> None:
-        self.url = _shown(given)
+        self.url = shown_url(given)
         """As people may see it: without credentials and options."""
         self._given = given
         self._kind = kind
@@ -258,7 +258,7 @@ def _without_options(url: str) -> str:
     return url if _is_local(url) else url.partition("?")[0]
 
 
-def _shown(url: str) -> str:
+def shown_url(url: str) -> str:
     """Return the URL without options, and without what stands before the `@` of its host.
 
     Azure's `container@account` is no secret.

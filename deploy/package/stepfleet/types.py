@@ -10,8 +10,10 @@ from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
 from stepfleet.orchestrator.batches.failures import Failures as Failures
 from stepfleet.orchestrator.batches.files.tables import ResultTable as ResultTable
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals as AsyncFleetApprovals
+from stepfleet.orchestrator.client.archive import AsyncFleetArchive as AsyncFleetArchive
 from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
 from stepfleet.orchestrator.client.blocking import FleetApprovals as FleetApprovals
+from stepfleet.orchestrator.client.blocking import FleetArchive as FleetArchive
 from stepfleet.orchestrator.client.blocking import FleetBatches as FleetBatches
 from stepfleet.orchestrator.client.blocking import FleetCache as FleetCache
 from stepfleet.orchestrator.client.blocking import FleetHistory as FleetHistory
@@ -65,4 +67,8 @@ from stepfleet.orchestrator.store.limits import LimitState as LimitState
 from stepfleet.orchestrator.store.limits import LimitUse as LimitUse
 from stepfleet.orchestrator.store.limits import LimitWait as LimitWait
 from stepfleet.orchestrator.store.limits import LimitWaits as LimitWaits
+from stepfleet.orchestrator.store.runs.archiving import Archived as Archived
+from stepfleet.orchestrator.store.runs.archiving import ArchiveFigures as ArchiveFigures
 from stepfleet.orchestrator.store.runs.reading import StoredRun as StoredRun
+from stepfleet.orchestrator.store.runs.verifying import ArchiveDamage as ArchiveDamage
+from stepfleet.orchestrator.store.runs.verifying import ArchiveVerification as ArchiveVerification

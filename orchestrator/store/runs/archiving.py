@@ -9,12 +9,14 @@ that was not entered as a whole is removed by whoever has the turn next.
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
+from stepfleet.orchestrator.archive.places import shown_url
 from stepfleet.orchestrator.archive.segments import (
     SUFFIX,
     RunCopy,
@@ -44,6 +46,8 @@ from stepfleet.orchestrator.store.pace import SweepPace
 log = logging.getLogger(__name__)
 TURN_MS = 180_000
 """How long others leave the work to a process that is silent: longer than a file takes."""
+BY_HAND_SECONDS, LOOK_SECONDS = 15.0, 0.1
+"""For how long, and how often, who moves runs by hand looks for the end of another's turn."""
 RUNS = 1_000
 """Runs of a file, at most."""
 BYTES = 8 * 1024 * 1024
@@ -64,9 +68,8 @@ _BACK_MS = 600_000
 """How long parts of a run stay that nobody puts together."""
 
 
-@dataclass(frozen=True, slots=True)
-class Archived:
-    """What was moved: `runs`, in `files` of so many `bytes`. `left` runs had to stay."""
+class Archived(Record):
+    """What was moved: `runs`, in `files` of so many `bytes`. `left` runs had to stay for now."""
 
     runs: int = 0
     files: int = 0
@@ -75,20 +78,22 @@ class Archived:
 
     def __add__(self, other: "Archived") -> "Archived":
         return Archived(
-            self.runs + other.runs,
-            self.files + other.files,
-            self.bytes + other.bytes,
-            self.left + other.left,
+            runs=self.runs + other.runs,
+            files=self.files + other.files,
+            bytes=self.bytes + other.bytes,
+            left=self.left + other.left,
         )
 
 
 class ArchiveFigures(Record):
     """The archive at one moment. `runs` and `bytes` were moved there in all, in `files` by now.
 
-    `due_runs`, without a batch, and `due_batches` are to go. `error` is what the last try met, and
-    `failing_since` when the first of the tries in a row that failed.
+    `url`, without credentials, is where further ones go, if any. `due_runs`, without a batch, and
+    `due_batches` are to go. `error` is what the last try met, and `failing_since` when the first
+    of the tries in a row that failed.
     """
 
+    url: str | None = None
     runs: int = 0
     bytes: int = 0
     files: int = 0
@@ -145,18 +150,51 @@ class Archiving(TurnGateway):
     async def run(self, after: float, report: Callable[[Archived], None]) -> Archived:
         """Move all that ended `after` seconds ago, now; `report` gets what was moved by then.
 
-        Raises `ConflictError` where another process is at it, and as `look`.
+        Raises `ConflictError` where another process is at it for long, and as `look`.
         """
-        if not await self.take(""):
-            msg = "another process moves runs to the archive now; repeat this when it has done so"
-            raise ConflictError(msg)
-        try:
+        self._archived.place()  # a wrong setting is told before anything is done
+        async with self._turn_by_hand():
             await self.gather()
             done = Archived()
-            while (moved := await self.move_due(after, least=1)).runs:
-                done += moved
+
+            def note(some: Archived) -> None:
+                nonlocal done
+                done += some
                 report(done)
-            return done + moved
+
+            while (await self.move_due(after, least=1, report=note)).runs:
+                pass
+            return done
+
+    async def due(self, after: float) -> Archived:
+        """Return what `run` would move, without moving it: its runs. Raises as `run`."""
+        self._archived.place()
+        async with self._turn_by_hand():
+            await self.gather()
+        before = milliseconds(await self._connection.now()) - round(after * 1000)
+        shards = [self._keys.aging(shard) for shard in range(self._keys.shards)]
+        counts = await self._connection.execute_all(
+            *(("ZCOUNT", key, "-inf", before) for key in shards)
+        )
+        runs, given = sum(map(int, counts)), ("-inf", before)
+        for batch_id in await self._connection.execute("ZRANGEBYSCORE", self._due_batches, *given):
+            if manifest := await self._batches.find(batch_id):
+                for some in pages_of(batch_id, manifest.rows, RUNS):
+                    looks = (("EXISTS", self._keys.run(one)) for one in some)
+                    runs += sum(await self._connection.execute_all(*looks))
+        return Archived(runs=runs)
+
+    @asynccontextmanager
+    async def _turn_by_hand(self) -> AsyncIterator[None]:
+        """Have the turn; another's is waited for. Raises `ConflictError` where that takes long."""
+        until = time.monotonic() + BY_HAND_SECONDS
+        while not await self.take(""):
+            if time.monotonic() > until:
+                msg = "another process moves runs to the archive now; repeat this when it has ended"
+                raise ConflictError(msg)
+            await asyncio.sleep(LOOK_SECONDS)
+        try:
+            yield
         finally:
             with suppress(AgentException):
                 await self.release("")
@@ -172,8 +210,9 @@ class Archiving(TurnGateway):
             ("HLEN", self._files),
             ("HGETALL", self._state),
         )
-        since = state.get("since")
+        since, url = state.get("since"), self._settings.archive_url
         return ArchiveFigures(
+            url=shown_url(url.get_secret_value()) if url else None,
             runs=int(state.get("runs", 0)),
             bytes=int(state.get("bytes", 0)),
             files=int(files),
@@ -189,10 +228,17 @@ class Archiving(TurnGateway):
             await self._connection.execute("HSETNX", self._state, "since", since)
             await self._connection.execute("HSET", self._state, "error", error.message[:500])
 
-    async def move_due(self, after: float, *, least: int = LEAST) -> Archived:
+    async def move_due(
+        self,
+        after: float,
+        *,
+        least: int = LEAST,
+        report: Callable[[Archived], None] = lambda _: None,
+    ) -> Archived:
         """Move runs and batches that ended `after` seconds ago; the caller has the turn.
 
-        Fewer than `least` runs without a batch wait for others, for up to an hour.
+        Fewer than `least` runs without a batch wait for others, for up to an hour. `report` gets
+        what each part has moved.
         """
         await self._drop_unfinished()
         if not await self._connection.execute("HEXISTS", self._state, "gathered"):
@@ -200,12 +246,13 @@ class Archiving(TurnGateway):
         now = milliseconds(await self._connection.now())
         before, done = now - round(after * 1000), Archived()
         async for part in self._aged(before, least):
-            done += await self._move(part, None)
+            done += (moved := await self._move(part, None))
+            report(moved)
             await self.hold("")
         for batch_id in await self._connection.execute(
             "ZRANGEBYSCORE", self._due_batches, "-inf", before
         ):
-            done += await self.move_batch(batch_id)
+            done += await self.move_batch(batch_id, report)
         return done
 
     async def gather(self) -> None:
@@ -259,7 +306,9 @@ class Archiving(TurnGateway):
         if ids and (len(ids) >= least or oldest < before - PATIENCE_MS):
             yield ids
 
-    async def move_batch(self, batch_id: str) -> Archived:
+    async def move_batch(
+        self, batch_id: str, report: Callable[[Archived], None] = lambda _: None
+    ) -> Archived:
         """Move the runs of a batch that is over; the caller has the turn."""
         manifest = await self._batches.find(batch_id)
         if manifest is None or not await self._batches.is_over(batch_id, manifest):
@@ -271,7 +320,8 @@ class Archiving(TurnGateway):
         await self._connection.execute("HSET", key, "archived", "1")
         done = Archived()
         for some in pages_of(batch_id, manifest.rows, RUNS):
-            done += await self._move(some, batch_id)
+            done += (moved := await self._move(some, batch_id))
+            report(moved)
             await self.hold("")
         if done.left:
             later = milliseconds(await self._connection.now()) + LATER_MS
@@ -380,7 +430,8 @@ class Archiving(TurnGateway):
         else:
             await self._connection.execute("HINCRBY", self._state, "runs", gone)
             await self._connection.execute("HINCRBY", self._state, "bytes", file.size)
-        return Archived(gone, int(gone > 0), file.size if gone else 0, len(runs) - gone)
+        size = file.size if gone else 0
+        return Archived(runs=gone, files=int(gone > 0), bytes=size, left=len(runs) - gone)
 
     async def _configs_of(self, runs: Sequence[_Copied]) -> dict[str, str]:
         digests = {one.copy.header["config"] for one in runs}
