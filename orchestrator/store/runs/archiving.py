@@ -89,8 +89,8 @@ class ArchiveFigures(Record):
     """The archive at one moment. `runs` and `bytes` were moved there in all, in `files` by now.
 
     `url`, without credentials, is where further ones go, if any. `due_runs`, without a batch, and
-    `due_batches` are to go. `error` is what the last try met, and `failing_since` when the first
-    of the tries in a row that failed.
+    `due_batches` are to go, the first of them for `overdue_seconds`. `error` is what the last try
+    met, and `failing_since` when the first of the tries in a row that failed.
     """
 
     url: str | None = None
@@ -99,6 +99,7 @@ class ArchiveFigures(Record):
     files: int = 0
     due_runs: int = 0
     due_batches: int = 0
+    overdue_seconds: float = 0.0
     error: str | None = None
     failing_since: datetime | None = None
 
@@ -204,20 +205,25 @@ class Archiving(TurnGateway):
         now = milliseconds(await self._connection.now())
         before = now - round(self._settings.archive_after * 1000)
         shards = [self._keys.aging(shard) for shard in range(self._keys.shards)]
-        *due, batches, files, state = await self._connection.execute_all(
-            *(("ZCOUNT", key, "-inf", before) for key in shards),
-            ("ZCOUNT", self._due_batches, "-inf", before),
+        lists = [*shards, self._due_batches]
+        found = await self._connection.execute_all(
             ("HLEN", self._files),
             ("HGETALL", self._state),
+            *(("ZCOUNT", key, "-inf", before) for key in lists),
+            *(("ZRANGE", key, 0, 0, "WITHSCORES") for key in lists),
         )
+        files, state, *found = found
+        *due, batches = map(int, found[: len(lists)])
+        firsts = [float(one[1]) for one in found[len(lists) :] if one]
         since, url = state.get("since"), self._settings.archive_url
         return ArchiveFigures(
             url=shown_url(url.get_secret_value()) if url else None,
             runs=int(state.get("runs", 0)),
             bytes=int(state.get("bytes", 0)),
             files=int(files),
-            due_runs=sum(map(int, due)),
-            due_batches=int(batches),
+            due_runs=sum(due),
+            due_batches=batches,
+            overdue_seconds=max(0.0, before - min(firsts, default=before)) / 1000,
             error=state.get("error"),
             failing_since=moment(since) if since else None,
         )
