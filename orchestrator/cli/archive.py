@@ -28,7 +28,7 @@ _UNITS = ("B", "kB", "MB", "GB", "TB")
 def archive(
     ids: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ID]...", help="With --restore: runs, batches, lines' ids."),
+        typer.Argument(metavar="ID", help="With --restore: runs, batches, lines' ids."),
     ] = None,
     *,
     restore: Annotated[

@@ -389,7 +389,8 @@ class AsyncFleetRuns:
         Without conditions that is every ended run; `batch` takes those of one batch, `statuses`
         those of some end states (`completed`, `stopped`, ...), `older_than` those that ended at
         least that many seconds ago. A batch counts them on, as it does expired ones; one that is
-        purged whole and has no open runs is forgotten. With `dry_run` nothing is removed.
+        purged whole and has no open runs is forgotten. Of archived runs whole files go, where no
+        `statuses` are named; their age is that of the file. With `dry_run` nothing is removed.
         `on_progress` receives the number so far after each page. Works while Redis is full; open
         runs stay, and so do those whose end others are still to learn, and runs below a `batch`.
         Raises `ConfigurationError` for an unknown batch or state.

@@ -8,7 +8,6 @@ import errno
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime
 from functools import cache
 from threading import Thread
 from wsgiref.simple_server import WSGIServer
@@ -225,13 +224,7 @@ class _Archive(Collector):
 
     def show(self, figures: ArchiveFigures | None) -> None:
         """Show these figures from now on."""
-        if figures is None:
-            self._values = {}
-            return
-        now, since = datetime.now(UTC), figures.failing_since
-        failing = max((now - since).total_seconds(), 1.0) if since else 0.0
-        found = {"failing_seconds": failing, **figures.to_dict()}
-        self._values = {name: float(found[name]) for name in ARCHIVE}
+        self._values = {name: getattr(figures, name) for name in ARCHIVE} if figures else {}
 
     def collect(self) -> Iterable[Metric]:
         """Return the gauges that there are."""

@@ -59,6 +59,8 @@ REASONS = 3
 """Reasons of refused messages that are listed."""
 LATE_SECONDS = 2 * 3600.0
 """For how long runs are due for the archive until that is worth a word: a few wait an hour."""
+LONG_FAILURE = 3600.0
+"""For how long an archive fails until that is a fault."""
 PLACE_SECONDS = 15.0
 """How long the storage of an archive may take to write, read and remove a small file."""
 LONG_PAUSE = 60.0
@@ -327,20 +329,19 @@ def approvals(asks: Sequence[Ask], count: int, now: datetime) -> Iterator[Check]
     yield warn("approvals", f"{found}; {soon}", "decide them: stepfleet approvals")
 
 
-def archive(figures: ArchiveFigures | None, now: datetime) -> Iterator[Check]:
+def archive(figures: ArchiveFigures | None) -> Iterator[Check]:
     """Judge the archive of a fleet that has one: whether runs go there, and in time."""
     if figures is None:
         return
-    there = f"{figures.runs:,} runs were moved, {figures.files:,} files"
+    there = f"runs moved: {figures.runs:,}, files: {figures.files:,}"
     where = figures.url or "not named here: STEPFLEET_ARCHIVE_URL is for those that move runs"
     if figures.error and figures.failing_since:
-        hours = (now - figures.failing_since).total_seconds() / 3600
         found = f"fails since {figures.failing_since:%Y-%m-%d %H:%M} UTC: {figures.error}"
         fix = "ended runs stay in Redis until it works: docs/how-to/archive.md#when-it-fails"
-        yield (fail if hours > 1 else warn)("archive", found, fix)
+        yield (fail if figures.failing_seconds > LONG_FAILURE else warn)("archive", found, fix)
     elif figures.overdue_seconds > LATE_SECONDS:
-        waits = f"{figures.due_runs:,} runs and {figures.due_batches:,} batches are due"
-        found = f"{waits}, the first for {figures.overdue_seconds / 3600:.0f} h ({where})"
+        waits = f"due: {figures.due_runs:,} runs, {figures.due_batches:,} batches"
+        found = f"{waits}; the first for {figures.overdue_seconds / 3600:.0f} h ({where})"
         fix = "keepers or workers with STEPFLEET_ARCHIVE_URL move them; now: stepfleet archive"
         yield warn("archive", found, fix)
     else:
@@ -483,7 +484,7 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     yield from limits(read.problem, seen.limited)
     yield from schedules(read.schedules, read.now, served=bool(alive) or kept)
     yield from approvals(read.asks, read.asks_in_all, read.now)
-    yield from archive(read.archive, read.now)
+    yield from archive(read.archive)
     yield agents(read.names)
     for name, why in read.unread.items():
         yield warn(f"agent {name}", why, "restart its workers: they announce it anew")

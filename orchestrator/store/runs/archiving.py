@@ -90,7 +90,7 @@ class ArchiveFigures(Record):
 
     `url`, without credentials, is where further ones go, if any. `due_runs`, without a batch, and
     `due_batches` are to go, the first of them for `overdue_seconds`. `error` is what the last try
-    met, and `failing_since` when the first of the tries in a row that failed.
+    met, `failing_since` when the first of the tries in a row that failed, `failing_seconds` ago.
     """
 
     url: str | None = None
@@ -102,6 +102,7 @@ class ArchiveFigures(Record):
     overdue_seconds: float = 0.0
     error: str | None = None
     failing_since: datetime | None = None
+    failing_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +227,7 @@ class Archiving(TurnGateway):
             overdue_seconds=max(0.0, before - min(firsts, default=before)) / 1000,
             error=state.get("error"),
             failing_since=moment(since) if since else None,
+            failing_seconds=max(0.001, (now - int(since)) / 1000) if since else 0.0,
         )
 
     async def _note_failure(self, error: AgentException) -> None:

@@ -70,7 +70,7 @@ def test_files_that_are_cut_or_missing_are_named_with_their_runs(
 ) -> None:
     """OPS-05: `--verify` reads every file back, and ends with 1 where runs cannot be read."""
     with Fleet(redis_url) as fleet:
-        groups = {}
+        groups: dict[str, list[str]] = {}
         for _ in range(3):
             runs = ended(fleet, 2)
             assert stepfleet("archive", "--older-than", "0").returncode == 0
