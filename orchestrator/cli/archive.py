@@ -18,8 +18,12 @@ from stepfleet.orchestrator.cli.terminal import (
 )
 from stepfleet.orchestrator.client.fleet import AsyncFleet
 from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError
-from stepfleet.orchestrator.store.runs.archiving import Archived, ArchiveFigures
-from stepfleet.orchestrator.store.runs.verifying import ArchiveDamage, ArchiveVerification
+from stepfleet.orchestrator.records.archive import (
+    Archived,
+    ArchiveDamage,
+    ArchiveFigures,
+    ArchiveVerification,
+)
 
 _NO_ARCHIVE = "no archive is named: set STEPFLEET_ARCHIVE_URL, such as s3://bucket/folder"
 _UNITS = ("B", "kB", "MB", "GB", "TB")

@@ -7,10 +7,10 @@ from typing import Any
 from stepfleet.orchestrator.client.audit import changes
 from stepfleet.orchestrator.client.session import FleetSession
 from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError
+from stepfleet.orchestrator.records.archive import Archived, ArchiveFigures, ArchiveVerification
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.settings.settings import LONGEST_SECONDS
-from stepfleet.orchestrator.store.runs.archiving import Archived, ArchiveFigures
-from stepfleet.orchestrator.store.runs.verifying import ArchiveVerification, verified
+from stepfleet.orchestrator.store.runs.verifying import verified
 from stepfleet.orchestrator.store.store import Store
 
 NAMED = 5

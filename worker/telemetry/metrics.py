@@ -28,11 +28,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
+from stepfleet.orchestrator.records.archive import ArchiveFigures
 from stepfleet.orchestrator.records.errors import cause_of
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store.fleet.figures import FleetFigures
-from stepfleet.orchestrator.store.runs.archiving import ArchiveFigures
 from stepfleet.orchestrator.version import own_build
 from stepfleet.worker.telemetry.observations import (
     CANCELLED,

@@ -34,6 +34,10 @@ from stepfleet.orchestrator.models.caching import CacheStatistics as CacheStatis
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics as CostStatistics
 from stepfleet.orchestrator.models.pricing.ledger import ModelCall as ModelCall
 from stepfleet.orchestrator.models.support import Support as Support
+from stepfleet.orchestrator.records.archive import Archived as Archived
+from stepfleet.orchestrator.records.archive import ArchiveDamage as ArchiveDamage
+from stepfleet.orchestrator.records.archive import ArchiveFigures as ArchiveFigures
+from stepfleet.orchestrator.records.archive import ArchiveVerification as ArchiveVerification
 from stepfleet.orchestrator.records.audit import AuditEntry as AuditEntry
 from stepfleet.orchestrator.records.batch import BatchPage as BatchPage
 from stepfleet.orchestrator.records.calls.answers import Ask as Ask
@@ -67,8 +71,4 @@ from stepfleet.orchestrator.store.limits import LimitState as LimitState
 from stepfleet.orchestrator.store.limits import LimitUse as LimitUse
 from stepfleet.orchestrator.store.limits import LimitWait as LimitWait
 from stepfleet.orchestrator.store.limits import LimitWaits as LimitWaits
-from stepfleet.orchestrator.store.runs.archiving import Archived as Archived
-from stepfleet.orchestrator.store.runs.archiving import ArchiveFigures as ArchiveFigures
 from stepfleet.orchestrator.store.runs.reading import StoredRun as StoredRun
-from stepfleet.orchestrator.store.runs.verifying import ArchiveDamage as ArchiveDamage
-from stepfleet.orchestrator.store.runs.verifying import ArchiveVerification as ArchiveVerification

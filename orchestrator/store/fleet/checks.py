@@ -21,6 +21,7 @@ from stepfleet.orchestrator.errors import (
     SerializationError,
     StoreError,
 )
+from stepfleet.orchestrator.records.archive import ArchiveFigures
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.records.schedule import ScheduleView
@@ -50,7 +51,6 @@ from stepfleet.orchestrator.store.limits import (
     LimitState,
     raised_by,
 )
-from stepfleet.orchestrator.store.runs.archiving import ArchiveFigures
 from stepfleet.orchestrator.store.store import Store
 from stepfleet.orchestrator.version import Build, own_build
 

@@ -4,13 +4,13 @@ from datetime import UTC, datetime
 
 from pydantic import Field
 
+from stepfleet.orchestrator.records.archive import ArchiveFigures
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.store.codec import WAIT, load_wait, milliseconds
 from stepfleet.orchestrator.store.dispatch import run_in
 from stepfleet.orchestrator.store.fleet.overview import troubles, waiting_messages, workers
 from stepfleet.orchestrator.store.fleet.scale import recent_signals
 from stepfleet.orchestrator.store.limits import LimitState
-from stepfleet.orchestrator.store.runs.archiving import ArchiveFigures
 from stepfleet.orchestrator.store.store import Store
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 from stepfleet.orchestrator.archive.places import shown_url
@@ -30,7 +30,7 @@ from stepfleet.orchestrator.errors import (
     ConflictError,
     SerializationError,
 )
-from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.archive import Archived, ArchiveFigures
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.store import keys
@@ -66,43 +66,6 @@ FIELDS_BYTES = 1024 * 1024
 _HASHES = ("", ":log", ":journal", ":outcomes", ":lost")
 _BACK_MS = 600_000
 """How long parts of a run stay that nobody puts together."""
-
-
-class Archived(Record):
-    """What was moved: `runs`, in `files` of so many `bytes`. `left` runs had to stay for now."""
-
-    runs: int = 0
-    files: int = 0
-    bytes: int = 0
-    left: int = 0
-
-    def __add__(self, other: "Archived") -> "Archived":
-        return Archived(
-            runs=self.runs + other.runs,
-            files=self.files + other.files,
-            bytes=self.bytes + other.bytes,
-            left=self.left + other.left,
-        )
-
-
-class ArchiveFigures(Record):
-    """The archive at one moment. `runs` and `bytes` were moved there in all, in `files` by now.
-
-    `url`, without credentials, is where further ones go, if any. `due_runs`, without a batch, and
-    `due_batches` are to go, the first of them for `overdue_seconds`. `error` is what the last try
-    met, `failing_since` when the first of the tries in a row that failed, `failing_seconds` ago.
-    """
-
-    url: str | None = None
-    runs: int = 0
-    bytes: int = 0
-    files: int = 0
-    due_runs: int = 0
-    due_batches: int = 0
-    overdue_seconds: float = 0.0
-    error: str | None = None
-    failing_since: datetime | None = None
-    failing_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

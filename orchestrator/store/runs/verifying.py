@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from stepfleet.orchestrator.archive.segments import read_all
 from stepfleet.orchestrator.errors import ArchiveError, SerializationError
-from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.archive import ArchiveDamage, ArchiveVerification
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.archived import ArchiveFile
 from stepfleet.orchestrator.store.gateway import Opened
@@ -15,28 +15,6 @@ SUFFIXES = 256
 """Hashes of a shard in which archived runs are; see `Keys.archived`."""
 MOST_NAMED = 100
 """Damaged files whose runs are named: a file has up to a thousand."""
-
-
-class ArchiveDamage(Record):
-    """A file of the archive that is missing or damaged, `why`, and the runs that are only there.
-
-    `run_ids` is empty after the first hundred files; `runs` is how many runs it was written with.
-    """
-
-    file: str
-    url: str
-    why: str
-    runs: int
-    run_ids: tuple[str, ...] = ()
-
-
-class ArchiveVerification(Record):
-    """What reading all files of the archive back has found: `runs` can be read."""
-
-    files: int = 0
-    runs: int = 0
-    bytes: int = 0
-    damaged: tuple[ArchiveDamage, ...] = ()
 
 
 async def verified(opened: Opened, report: Callable[[int], None]) -> ArchiveVerification:
