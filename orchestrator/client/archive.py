@@ -1,6 +1,5 @@
 """Ended runs in files outside Redis, as a client sees them: move, look, bring back, verify."""
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -67,7 +66,7 @@ class AsyncFleetArchive:
         """
         store = await self._session.store()
         after = store.settings.archive_after if older_than is None else older_than
-        if not 0 <= after <= LONGEST_SECONDS or math.isnan(after):
+        if not 0 <= after <= LONGEST_SECONDS:
             msg = f"older_than is {after}; write seconds from 0 to {LONGEST_SECONDS:,}"
             raise ConfigurationError(msg)
         if dry_run:
