@@ -18,7 +18,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -34,11 +33,11 @@ from monitor import watching
 from processes import ended, redis_server, until, workers
 from readings import SECTIONS, RedisUse, usage_of
 from repeats import Spread
-from reports import Column, Report, begin, finish, parser, progress, show, values
+from reports import Column, Report, begin, finish, parser, show, values
 from simulated import FETCH, Counts, Recording, SimulatedWorker, recording
 
 from stepfleet import Fleet
-from stepfleet.orchestrator.store.keys import KEEPERS, PREFIX, WORKERS
+from stepfleet.orchestrator.store.keys import KEEPERS, WORKERS
 
 KEY = ("part", "what", "size")
 QUEUE = "simulated"
@@ -166,7 +165,10 @@ def idle(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
             worker_ms = (sum(one.cpu for one in usage_of(running.pids)) - cpu) * 1000
             counts = {name: found[name] - bare[name] for name in ("connections", "memory")}
             yield {
-                **{"what": "idle", "size": size, **found, **counts},
+                "what": "idle",
+                "size": size,
+                **found,
+                **counts,
                 "bytes": found["received"] + found["sent"],
                 "worker_ms": worker_ms / size / args.seconds,
             }
@@ -245,7 +247,7 @@ async def simulation(
     try:
         wanted = bare["connections"] + size * len(made.set_ups)
         async with asyncio.timeout(60 + size / 10):
-            while use(store)["connections"] < wanted:
+            while use(store)["connections"] < wanted:  # noqa: ASYNC110 - Redis tells nobody
                 await asyncio.sleep(0.2)
         await asyncio.sleep(made.seconds)  # each has sent all that it sends, reports among it
         for messages in (0.0, args.messages):
@@ -257,8 +259,10 @@ async def simulation(
             passed = after["at"] - before["at"]
             found.append(
                 {
-                    **{"what": "woken" if messages else "idle", "size": size},
-                    **{**after, **per_second(before, after)},
+                    "what": "woken" if messages else "idle",
+                    "size": size,
+                    **after,
+                    **per_second(before, after),
                     **{name: after[name] - bare[name] for name in ("connections", "memory")},
                     "messages": pushed / passed,
                     "fetches": counts.fetches / passed,
@@ -379,8 +383,7 @@ def tables(report: Report, known: Costs) -> list[Table]:
                 ["idle: Redis ms per second, of the fleet, and per worker",
                  f"{known.fleet_ms:.1f}, {known.idle_ms:.2f}"],
                 ["a worker: connections, MB in Redis, kB per second",
-                 f"{known.connections:.1f}, {known.connected_bytes / 1e6:.2f}, "
-                 f"{known.idle_bytes / 1e3:.1f}"],
+                 f"{known.connections:.0f}, {mb(known.connected_bytes)}, {kb(known.idle_bytes)}"],
                 ["a message: Redis ms per worker that it wakes", f"{known.wake_ms:.3f}"],
                 ["a busy worker: fetches per second, at most", f"{known.wakes:.0f}"],
                 ["a keeper: own CPU, Redis CPU, ms per second",
@@ -397,16 +400,26 @@ def tables(report: Report, known: Costs) -> list[Table]:
             for size in FLEETS
         ]),
         ("Computed: runs a day", PLAN_HEADINGS, [
-            [f"{runs / 1e6:,.0f} M, {days:.0f} days", *planned(plan(Load(runs, retention=days), known))]
-            for runs in DAYS for days in (7.0, 1.0)
+            [f"{one.runs_a_day / 1e6:,.0f} M, {one.retention:.0f} days", *planned(plan(one, known))]
+            for one in (Load(runs, retention=days) for runs in DAYS for days in (7.0, 1.0))
         ]),
     ]  # fmt: skip
 
 
 PLAN_HEADINGS = (
     *("load", "steps/s", "in flight", "workers by CPU, slots", "worker cores", "Redis cores"),
-    *("store, broker", "memory GB", "connections", "MB/s", "nodes", "first limit"),
+    *("store, broker", "memory GB", "connections", "MB/s", "nodes", "first limits"),
 )
+
+
+def kb(size: float) -> str:
+    """Return bytes in kB, for a cell."""
+    return f"{size / 1e3:.2f}"
+
+
+def mb(size: float) -> str:
+    """Return bytes in MB, for a cell."""
+    return f"{size / 1e6:.2f}"
 
 
 def planned(made: Plan) -> list[str]:
@@ -422,7 +435,7 @@ def planned(made: Plan) -> list[str]:
         f"{made.connections:,.0f}",
         f"{made.network / 1e6:,.1f}",
         str(made.nodes),
-        f"{made.first_limit}, {made.used:.0%}",
+        ", ".join(f"{name} {used:.0%}" for name, used in made.used[:2]),
     ]
 
 

@@ -67,9 +67,8 @@ class Plan:
     """What the load needs at its peak. Cores are of CPU, memory and network in bytes.
 
     `redis_cores` is of one Redis for store and broker, `store_cores` and `broker_cores` of two
-    apart. `nodes` is how many masters the store needs, 1 for a plain Redis. `first_limit` names
-    what is used up first as the load grows, and `used` how much of it is: above 1 one Redis
-    does not suffice.
+    apart. `nodes` is how many masters the store needs, 1 for a plain Redis. `used` has the share of
+    each limit of one Redis that is used, the first limit first: above 1 one Redis does not suffice.
     """
 
     rate: float
@@ -85,9 +84,12 @@ class Plan:
     connections: float
     network: float
     nodes: int
-    one_redis: bool
-    first_limit: str
-    used: float
+    used: tuple[tuple[str, float], ...]
+
+    @property
+    def one_redis(self) -> bool:
+        """Whether one Redis suffices for store and broker."""
+        return self.used[0][1] <= 1
 
 
 def load_of_workers(workers: int, load: Load) -> Load:
@@ -119,7 +121,6 @@ def plan(load: Load, costs: Costs) -> Plan:
         "connections": connections / MOST_CONNECTIONS,
         "network": network / LINK_BYTES,
     }
-    first = max(limits, key=lambda name: limits[name])
     nodes = max(1, math.ceil(store / REDIS_SHARE), math.ceil(memory / NODE_BYTES))
     return Plan(
         rate=rate,
@@ -135,9 +136,7 @@ def plan(load: Load, costs: Costs) -> Plan:
         connections=connections,
         network=network,
         nodes=nodes,
-        one_redis=limits[first] <= 1,
-        first_limit=first,
-        used=limits[first],
+        used=tuple(sorted(limits.items(), key=lambda one: -one[1])),
     )
 
 

@@ -104,9 +104,7 @@ def recording(
     ]
     ear = next(n for n, some in enumerate(set_ups) if any(b"invalidate" in c[-1] for c in some))
     fetching, fetch = fetches[-1]
-    return Recording(
-        seconds, set_ups, tuple(bursts), fetch, identity.encode(), ear, fetching
-    )
+    return Recording(seconds, set_ups, tuple(bursts), fetch, identity.encode(), ear, fetching)
 
 
 def _set_up(one: Seen) -> Command:

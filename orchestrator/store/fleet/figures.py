@@ -14,7 +14,6 @@ from stepfleet.orchestrator.store.fleet.scale import KEPT_MS, recent_signals
 from stepfleet.orchestrator.store.limits import LimitState
 from stepfleet.orchestrator.store.store import Store
 
-
 SCHEMA = 1
 """Of the stored reading; a later version may add fields."""
 
