@@ -15,25 +15,27 @@ Redis as it counts it; all figures are medians of `--repeat`.
 import argparse
 import asyncio
 import contextlib
+import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import psutil
 import redis
 import uvloop
 from agents import runner
-from capacity_plan import Costs, Load, Plan, line, load_of_workers, plan
+from capacity_tables import Table, costs, tables
 from loads import LONGEST, Running, Setup, environment, fleet, lines, servers
 from monitor import watching
 from processes import ended, redis_server, until, workers
 from readings import SECTIONS, RedisUse, usage_of
 from repeats import Spread
-from reports import Column, Report, begin, finish, parser, show, values
+from reports import Column, begin, finish, parser, show
 from simulated import FETCH, Counts, Recording, SimulatedWorker, recording
 
 from stepfleet import Fleet
@@ -47,8 +49,6 @@ TRICKLE = 20
 QUICK = {
     "runs": 20, "seconds": 2.0, "idle": [1, 2], "simulated": [2, 4], "lengths": [1, 3],
 }  # fmt: skip
-DAYS = (1e6, 1e8)
-FLEETS = (10, 100, 1000)
 
 
 def arguments() -> argparse.Namespace:
@@ -64,6 +64,7 @@ def arguments() -> argparse.Namespace:
     add("--simulated", type=int, nargs="*", default=[10, 100, 1000])
     add("--messages", type=float, default=10.0, help="per second, to simulated workers")
     add("--quick", action="store_true", help="small sizes, whatever else is asked for")
+    add("--again", metavar="FILE", help="measure nothing: the tables of what --json has written")
     add("--markdown", action="store_true", help="print the tables of the page")
     args = made.parse_args()
     if args.quick:
@@ -112,7 +113,7 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         after = use(running.store)
         net = {name: (after[name] - before[name]) / cost.steps for name in ("received", "sent")}
         yield {"what": "one Redis", **asdict(cost), **net}
-    with fleet(Setup(1, args.runs, "0", stub=True)) as running:
+    with fleet(Setup(1, args.runs, str(args.latency), stub=True)) as running:
         running.warm()
         with watching(running.url) as watch:
             cost = running.batch(args.runs, args.steps)
@@ -297,155 +298,6 @@ async def push(store: redis.Redis, messages: float, seconds: float) -> int:
 PARTS = {"step": steps, "memory": memory, "idle": idle, "keeper": keeper, "simulated": simulated}
 
 
-def costs(report: Report) -> Costs:
-    """Return the costs of the medians of what was measured."""
-
-    def median(part: str, what: str, name: str, size: float | None = None) -> float:
-        rows = [one for one in report.rows if (one["part"], one["what"]) == (part, what)]
-        kept = [one for one in rows if size is None or one["size"] == size]
-        return Spread.of(values(kept, name)).median
-
-    def fitted(part: str, what: str, name: str) -> tuple[float, float]:
-        rows = (one for one in report.rows if (one["part"], one["what"]) == (part, what))
-        sizes = sorted({one["size"] for one in rows})
-        return line([(size, median(part, what, name, size)) for size in sizes])
-
-    ended_base, ended_step = fitted("memory", "ended", "bytes")
-    fleet_ms, idle_ms = fitted("idle", "idle", "cpu")
-    _, woken_ms = fitted("idle", "woken", "cpu")
-    return Costs(
-        worker_ms=median("step", "one Redis", "worker_ms"),
-        redis_ms=median("step", "one Redis", "redis_ms"),
-        store_ms=median("step", "two", "redis_ms"),
-        broker_ms=median("step", "two", "broker_ms"),
-        sent=median("step", "one Redis", "sent"),
-        received=median("step", "one Redis", "received"),
-        ended_base=max(ended_base, 0.0),
-        ended_step=ended_step,
-        active=median("memory", "active", "bytes"),
-        idle_ms=max(idle_ms, 0.0),
-        fleet_ms=max(fleet_ms, 0.0),
-        idle_bytes=max(fitted("idle", "idle", "bytes")[1], 0.0),
-        connections=fitted("idle", "idle", "connections")[1],
-        connected_bytes=max(fitted("idle", "idle", "memory")[1], 0.0),
-        wake_ms=max(woken_ms - idle_ms, 0.0) / median("idle", "woken", "pushed"),
-        wakes=median("step", "busy", "fetches"),
-    )
-
-
-def predicted(row: Mapping[str, Any], known: Costs) -> dict[str, float]:
-    """Return what the formula says of a fleet of simulated workers."""
-    size = row["size"]
-    woken = size * min(row["messages"], known.wakes) * known.wake_ms
-    return {
-        "cpu": known.fleet_ms + size * known.idle_ms + woken,
-        "connections": size * known.connections,
-        "memory": size * known.connected_bytes,
-        "bytes": size * known.idle_bytes,
-    }
-
-
-Table = tuple[str, Sequence[str], list[list[str]]]
-
-
-def tables(report: Report, known: Costs) -> list[Table]:
-    """Return the titles, headings and rows of the page's tables."""
-    found = [one for one in report.rows if one["part"] == "simulated"]
-    beside = []
-    for row in found:
-        says = predicted(row, known)
-        beside.append(
-            [
-                f"{row['size']:,}, {row['what']}",
-                f"{says['cpu']:.0f}, {row['cpu']:.0f}",
-                f"{says['connections']:,.0f}, {row['connections']:,.0f}",
-                f"{says['memory'] / 1e6:.1f}, {row['memory'] / 1e6:.1f}",
-                f"{says['bytes'] / 1e6:.2f}, {(row['sent'] + row['received']) / 1e6:.2f}",
-                f"{row['fetches']:,.0f}",
-                f"{row['driver']:.2f}, {row['late_ms']:.0f}",
-            ]
-        )
-    spreads = spread_of_steps(report)
-    (kept,) = [one for one in report.rows if one["part"] == "keeper"][-1:]
-    return [
-        (
-            "Measured",
-            ("cost", "figure"),
-            [
-                ["a step: worker CPU, ms", spreads["worker_ms"]],
-                ["a step: Redis CPU, ms, store and broker in one", spreads["redis_ms"]],
-                ["the same apart: store, broker", f"{known.store_ms:.3f}, {known.broker_ms:.3f}"],
-                ["a step: kB to Redis, from Redis",
-                 f"{known.received / 1e3:.1f}, {known.sent / 1e3:.1f}"],
-                ["an ended run: kB, and for each step",
-                 f"{known.ended_base / 1e3:.1f}, {known.ended_step / 1e3:.2f}"],
-                ["a run in hand: kB", f"{known.active / 1e3:.1f}"],
-                ["idle: Redis ms per second, of the fleet, and per worker",
-                 f"{known.fleet_ms:.1f}, {known.idle_ms:.2f}"],
-                ["a worker: connections, MB in Redis, kB per second",
-                 f"{known.connections:.0f}, {mb(known.connected_bytes)}, {kb(known.idle_bytes)}"],
-                ["a message: Redis ms per worker that it wakes", f"{known.wake_ms:.3f}"],
-                ["a busy worker: fetches per second, at most", f"{known.wakes:.0f}"],
-                ["a keeper: own CPU, Redis CPU, ms per second",
-                 f"{kept['worker_ms']:.1f}, {kept['cpu']:.1f}"],
-            ],
-        ),
-        (
-            "Simulated workers: formula, measured",
-            ("workers", "Redis ms/s", "connections", "MB", "MB/s", "fetches/s", "driver, late ms"),
-            beside,
-        ),
-        ("Computed: workers with all slots taken", PLAN_HEADINGS, [
-            [f"{size:,} workers", *planned(plan(load_of_workers(size, Load(0)), known))]
-            for size in FLEETS
-        ]),
-        ("Computed: runs a day", PLAN_HEADINGS, [
-            [f"{one.runs_a_day / 1e6:,.0f} M, {one.retention:.0f} days", *planned(plan(one, known))]
-            for one in (Load(runs, retention=days) for runs in DAYS for days in (7.0, 1.0))
-        ]),
-    ]  # fmt: skip
-
-
-PLAN_HEADINGS = (
-    *("load", "steps/s", "in flight", "workers by CPU, slots", "worker cores", "Redis cores"),
-    *("store, broker", "memory GB", "connections", "MB/s", "nodes", "first limits"),
-)
-
-
-def kb(size: float) -> str:
-    """Return bytes in kB, for a cell."""
-    return f"{size / 1e3:.2f}"
-
-
-def mb(size: float) -> str:
-    """Return bytes in MB, for a cell."""
-    return f"{size / 1e6:.2f}"
-
-
-def planned(made: Plan) -> list[str]:
-    """Return the cells of a plan."""
-    return [
-        f"{made.rate:,.0f}",
-        f"{made.in_flight:,.0f}",
-        f"{made.by_cpu}, {made.by_slots}",
-        f"{made.worker_cores:.1f}",
-        f"{made.redis_cores:.2f}",
-        f"{made.store_cores:.2f}, {made.broker_cores:.2f}",
-        f"{made.memory / 1e9:,.1f}",
-        f"{made.connections:,.0f}",
-        f"{made.network / 1e6:,.1f}",
-        str(made.nodes),
-        ", ".join(f"{name} {used:.0%}" for name, used in made.used[:2]),
-    ]
-
-
-def spread_of_steps(report: Report) -> dict[str, str]:
-    """Return the medians of a step's CPU, with their spread."""
-    rows = [one for one in report.rows if one["what"] == "one Redis"]
-    digits = {"worker_ms": 2, "redis_ms": 3}
-    return {name: Spread.of(values(rows, name)).shown(many) for name, many in digits.items()}
-
-
 def print_markdown(found: Sequence[Table]) -> None:
     """Print tables as a page has them."""
     for title, headings, rows in found:
@@ -458,7 +310,9 @@ def main() -> None:
     """Measure, print, and write the files."""
     args = arguments()
     report = begin("capacity", args)
-    for _ in range(args.repeat):
+    if args.again:
+        report.rows = json.loads(Path(args.again).read_text(encoding="utf-8"))["rows"]
+    for _ in range(0 if args.again else args.repeat):
         for part, measure in PARTS.items():
             for row in measure(args):
                 report.add({"part": part, "size": 1, **row})
