@@ -7,7 +7,7 @@ from capacity_plan import Costs, Load, Plan, line, load_of_workers, plan
 from repeats import Spread
 from reports import Report, values
 
-RUNS_A_DAY = ((1e6, 7.0), (1e6, 1.0), (1e8, 7.0), (1e8, 1.0))
+RUNS_A_DAY = ((1e6, 7.0), (1e8, 7.0), (1e8, 1.0))
 """Loads of the page: runs a day, and days for which ended ones are kept."""
 FLEETS = (10, 100, 1000)
 LATE_MS = 1000.0
@@ -118,7 +118,7 @@ def measured(report: Report, known: Costs) -> list[list[str]]:
 
 def pair(one: float, other: float) -> str:
     """Return two figures as a cell."""
-    return f"{one:.2f}, {other:.2f}"
+    return f"{one:,.2f}, {other:,.2f}"
 
 
 def beside(row: Mapping[str, Any], known: Costs) -> list[str]:
@@ -138,22 +138,16 @@ def beside(row: Mapping[str, Any], known: Costs) -> list[str]:
 
 
 def planned(plans: Iterable[Plan]) -> list[list[str]]:
-    """Return plans as rows, one for each quantity."""
+    """Return plans as rows, one for each quantity, or for two."""
     columns = [
         {
-            "steps/s": f"{one.rate:,.0f}",
-            "calls in flight": f"{one.in_flight:,.0f}",
-            "workers, by CPU": f"{one.by_cpu:,}",
-            "workers, by slots": f"{one.by_slots:,}",
-            "cores of workers": f"{one.worker_cores:,.1f}",
-            "cores of one Redis": f"{one.redis_cores:,.2f}",
-            "cores of store, broker": pair(one.store_cores, one.broker_cores),
-            "Redis memory, GB": f"{one.memory / 1e9:,.1f}",
-            "connections": f"{one.connections:,.0f}",
-            "network, MB/s": f"{one.network / 1e6:,.1f}",
-            "masters for the store": f"{one.nodes:,}",
-            "one Redis suffices": "yes" if one.one_redis else "no",
-            "first limits": ", ".join(f"{name} {used:.0%}" for name, used in one.used[:2]),
+            "steps/s, calls at once": f"{one.rate:,.0f}, {one.in_flight:,.0f}",
+            "workers, by CPU, by slots": f"{one.by_cpu:,}, {one.by_slots:,}",
+            "cores: workers, one Redis": pair(one.worker_cores, one.redis_cores),
+            "cores: store, broker": pair(one.store_cores, one.broker_cores),
+            "Redis GB, connections": f"{one.memory / 1e9:,.1f}, {one.connections:,.0f}",
+            "network MB/s, masters": f"{one.network / 1e6:,.1f}, {one.nodes:,}",
+            "first limits of one Redis": ", ".join(f"{what} {of:.0%}" for what, of in one.used[:2]),
         }
         for one in plans
     ]
