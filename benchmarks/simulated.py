@@ -27,7 +27,7 @@ from stepfleet.worker.engine.transport.ack_buffer import script
 
 Command = tuple[bytes, ...]
 SET_UP = frozenset({"hello", "client", "select", "subscribe", "psubscribe"})
-BURST_SECONDS = 0.005
+BURST_SECONDS = 0.05
 """Commands of a connection that follow one another sooner belong to one piece of work."""
 TRIP_SECONDS = 0.0002
 """Those that follow sooner than this were sent together."""
