@@ -116,7 +116,7 @@ def plan(load: Load, costs: Costs) -> Plan:
     connections = workers * costs.connections
     network = rate * (costs.sent + costs.received) + workers * costs.idle_bytes
     limits = {
-        "Redis's core": one / REDIS_SHARE,
+        "core": one / REDIS_SHARE,
         "memory": memory / NODE_BYTES,
         "connections": connections / MOST_CONNECTIONS,
         "network": network / LINK_BYTES,

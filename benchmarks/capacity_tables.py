@@ -48,7 +48,7 @@ def costs(report: Report) -> Costs:
         connections=fitted("idle", "idle", "connections")[1],
         connected_bytes=max(fitted("idle", "idle", "memory")[1], 0.0),
         wake_ms=max(woken_ms - idle_ms, 0.0) / median("idle", "woken", "pushed"),
-        wakes=median("step", "busy", "fetches"),
+        wakes=max(median("step", "busy", "fetches"), median("idle", "woken", "pushed")),
     )
 
 
@@ -110,7 +110,7 @@ def measured(report: Report, known: Costs) -> list[list[str]]:
             known.connected_bytes / 1e3, known.idle_bytes / 1e3
         ),
         "a message: Redis, for each worker it wakes, ms": f"{known.wake_ms:.3f}",
-        "a busy worker: fetches/s": f"{known.wakes:.0f}",
+        "a worker: fetches/s seen": f"{known.wakes:.0f}",
         "a keeper: its CPU, Redis's, ms/s": pair(own, redis),
     }
     return [[name, figure] for name, figure in figures.items()]

@@ -44,8 +44,8 @@ def test_a_small_fleet_needs_one_worker_and_one_redis() -> None:
     ("load", "first", "nodes"),
     [
         (Load(1e8, retention=7.0), "memory", 33),
-        (Load(1e8, retention=0.01), "Redis's core", 4),
-        (Load(1e6, retention=0.01, workers=1200, slots=1), "Redis's core", 1),
+        (Load(1e8, retention=0.01), "core", 4),
+        (Load(1e6, retention=0.01, workers=1200, slots=1), "core", 1),
     ],
 )
 def test_the_first_limit_is_the_one_that_is_used_most(load: Any, first: str, nodes: int) -> None:
