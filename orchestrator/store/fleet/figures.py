@@ -2,16 +2,21 @@
 
 from datetime import UTC, datetime
 
-from pydantic import Field
+import orjson
+from pydantic import Field, ValidationError
 
 from stepfleet.orchestrator.records.archive import ArchiveFigures
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.codec import WAIT, load_wait, milliseconds
 from stepfleet.orchestrator.store.dispatch import run_in
 from stepfleet.orchestrator.store.fleet.overview import troubles, waiting_messages, workers
-from stepfleet.orchestrator.store.fleet.scale import recent_signals
+from stepfleet.orchestrator.store.fleet.scale import KEPT_MS, recent_signals
 from stepfleet.orchestrator.store.limits import LimitState
 from stepfleet.orchestrator.store.store import Store
+
+SCHEMA = 1
+"""Of the stored reading; a later version may add fields."""
 
 
 class FleetFigures(Record):
@@ -46,6 +51,27 @@ class FleetFigures(Record):
     work: dict[str, int] = Field(default_factory=dict)
     capacity: dict[str, int] = Field(default_factory=dict)
     archive: ArchiveFigures | None = None
+
+
+async def recent_figures(store: Store) -> FleetFigures:
+    """Return the figures, some seconds old at most: all who ask share one reading.
+
+    So that each of many workers does not read what all of them report. Raises `StoreError`.
+    """
+    place = store.keys.of(keys.FIGURES)
+    text = await store.connection.execute("GET", place)
+    stored = orjson.loads(text) if text else {}
+    if stored.get("schema") == SCHEMA:
+        fields = FleetFigures.model_fields
+        known = {name: value for name, value in stored["figures"].items() if name in fields}
+        try:
+            return FleetFigures.model_validate(known)
+        except ValidationError:
+            pass  # of a version whose records of limits have further fields
+    found = await fleet_figures(store)
+    stored = {"schema": SCHEMA, "figures": found.to_dict()}
+    await store.connection.execute("SET", place, orjson.dumps(stored).decode(), "PX", KEPT_MS)
+    return found
 
 
 async def fleet_figures(store: Store) -> FleetFigures:

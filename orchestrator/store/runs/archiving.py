@@ -3,7 +3,8 @@
 A file is written, read back, compared and entered; then its runs go from Redis, each in one step
 that checks that it is still as it was copied. Where a process dies in between, the file has runs
 that Redis has too: those are moved again, to another file, and reads take what Redis has. A file
-that was not entered as a whole is removed by whoever has the turn next.
+that was not entered as a whole is removed an hour later; a process that sleeps in the midst of its
+work, and goes on when the turn is another's, finds by Redis's clock that it is too late.
 """
 
 import asyncio
@@ -34,7 +35,7 @@ from stepfleet.orchestrator.records.archive import Archived, ArchiveFigures
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.archived import ArchiveFile
+from stepfleet.orchestrator.store.archived import LOOK_SECONDS, ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
@@ -46,7 +47,7 @@ from stepfleet.orchestrator.store.pace import SweepPace
 log = logging.getLogger(__name__)
 TURN_MS = 180_000
 """How long others leave the work to a process that is silent: longer than a file takes."""
-BY_HAND_SECONDS, LOOK_SECONDS = 15.0, 0.1
+BY_HAND_SECONDS, TURN_LOOK_SECONDS = 15.0, 0.1
 """For how long, and how often, who moves runs by hand looks for the end of another's turn."""
 RUNS = 1_000
 """Runs of a file, at most."""
@@ -55,6 +56,12 @@ BYTES = 8 * 1024 * 1024
 LEAST = 200
 """Runs for which a file is worth while, unless the oldest of them waits for `PATIENCE_MS`."""
 PATIENCE_MS = 3_600_000
+BATCHES = 100
+"""Batches that are moved in one turn."""
+ENTER_MS = 1_800_000
+"""How long after its name was entered a file may get its runs; Redis itself holds to it."""
+DROP_MS = 2 * ENTER_MS
+"""When a file that is not whole is nobody's any more."""
 MOST_DUE = 20_000
 """Runs of a shard that are looked at in one turn."""
 READ_TOGETHER = 50
@@ -120,6 +127,7 @@ class Archiving(TurnGateway):
         self._archived.place()  # a wrong setting is told before anything is done
         async with self._turn_by_hand():
             await self.gather()
+            await self._wait_until_known()
             done = Archived()
 
             def note(some: Archived) -> None:
@@ -130,6 +138,12 @@ class Archiving(TurnGateway):
             while (await self.move_due(after, least=1, report=note)).runs:
                 pass
             return done
+
+    async def _wait_until_known(self) -> None:
+        """Wait until all clients know that there is an archive: before that nothing is moved."""
+        gathered = int(await self._connection.execute("HGET", self._state, "gathered"))
+        now = milliseconds(await self._connection.now())
+        await asyncio.sleep(max(0.0, (gathered - now) / 1000 + 2 * LOOK_SECONDS + 0.001))
 
     async def due(self, after: float) -> Archived:
         """Return what `run` would move, without moving it: its runs. Raises as `run`."""
@@ -157,7 +171,7 @@ class Archiving(TurnGateway):
             if time.monotonic() > until:
                 msg = "another process moves runs to the archive now; repeat this when it has ended"
                 raise ConflictError(msg)
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(TURN_LOOK_SECONDS)
         try:
             yield
         finally:
@@ -212,18 +226,25 @@ class Archiving(TurnGateway):
         what each part has moved.
         """
         await self._drop_unfinished()
-        if not await self._connection.execute("HEXISTS", self._state, "gathered"):
+        gathered = await self._connection.execute("HGET", self._state, "gathered")
+        if not gathered:
             await self.gather()
         now = milliseconds(await self._connection.now())
         before, done = now - round(after * 1000), Archived()
+        if not gathered or int(gathered) > now - 2000 * LOOK_SECONDS:
+            return done  # all clients are to know first that there is an archive
         async for part in self._aged(before, least):
             done += (moved := await self._move(part, None))
             report(moved)
             await self.hold("")
         for batch_id in await self._connection.execute(
-            "ZRANGEBYSCORE", self._due_batches, "-inf", before
+            "ZRANGEBYSCORE", self._due_batches, "-inf", before, "LIMIT", 0, BATCHES
         ):
-            done += await self.move_batch(batch_id, report)
+            try:
+                done += await self.move_batch(batch_id, report)
+            except SerializationError as error:  # of a newer version
+                log.warning("batch %s is not archived: %s", batch_id, error)
+                await self._put_off_batch(batch_id)
         return done
 
     async def gather(self) -> None:
@@ -237,7 +258,7 @@ class Archiving(TurnGateway):
         for batch_id in await self._connection.execute("ZRANGE", self._all_batches, 0, -1):
             await self._gather_batch(batch_id)
         now = milliseconds(await self._connection.now())
-        await self._connection.execute("HSET", self._state, "gathered", now)
+        await self._connection.execute("HSETNX", self._state, "gathered", now)
 
     async def _gather_list(self, shard: int, name: str) -> None:
         aging, place = self._keys.aging(shard), 0
@@ -295,11 +316,14 @@ class Archiving(TurnGateway):
             report(moved)
             await self.hold("")
         if done.left:
-            later = milliseconds(await self._connection.now()) + LATER_MS
-            await self._connection.execute("ZADD", self._due_batches, "XX", later, batch_id)
+            await self._put_off_batch(batch_id)
         else:
             await self._connection.execute("ZREM", self._due_batches, batch_id)
         return done
+
+    async def _put_off_batch(self, batch_id: str) -> None:
+        later = milliseconds(await self._connection.now()) + LATER_MS
+        await self._connection.execute("ZADD", self._due_batches, "XX", later, batch_id)
 
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
@@ -320,8 +344,7 @@ class Archiving(TurnGateway):
         replies = await SweepPace(self._connection).send(looks)
         pairs = list(zip(run_ids, replies, strict=True))
         named = [(one, reply[1]) for one, reply in pairs if reply[0] > 0]
-        owing = [one for one, reply in pairs if reply[0] < 0]
-        await self._put_off(owing)
+        stay = [one for one, reply in pairs if reply[0] < 0]
         reads = [
             ("HGETALL", f"{self._keys.run(run_id)}{part}")
             for run_id, _ in named
@@ -334,8 +357,13 @@ class Archiving(TurnGateway):
             if not hashes[""]:
                 continue
             events = await self._events(f"{self._keys.run(run_id)}:events")
-            copies.append(await asyncio.to_thread(_copied, run_id, hashes, events, state))
-        return copies, len(owing)
+            try:
+                copies.append(await asyncio.to_thread(_copied, run_id, hashes, events, state))
+            except Exception:
+                log.exception("run %s cannot be archived, and stays", run_id)
+                stay.append(run_id)
+        await self._put_off(stay)
+        return copies, len(stay)
 
     async def _put_off(self, run_ids: Sequence[str]) -> None:
         later = milliseconds(await self._connection.now()) + LATER_MS
@@ -343,8 +371,10 @@ class Archiving(TurnGateway):
             aging = self._keys.aging(self._keys.shard_of(run_id))
             await self._connection.execute("ZADD", aging, "XX", later, run_id)
 
-    async def _ask(self, run_id: str, number: str = "", state: str = "") -> tuple[Any, ...]:
-        return self._scripts.call("archive", run_id, number, state)
+    async def _ask(
+        self, run_id: str, number: str = "", state: str = "", until: int = 0
+    ) -> tuple[Any, ...]:
+        return self._scripts.call("archive", run_id, number, state, until)
 
     async def _events(self, key: str) -> list[tuple[str, Fields]]:
         found: list[tuple[str, Fields]] = []
@@ -393,7 +423,11 @@ class Archiving(TurnGateway):
     async def _remove(self, runs: Sequence[_Copied], file: ArchiveFile) -> Archived:
         pace, gone = SweepPace(self._connection), 0
         for group in pace.groups(runs):
-            calls = [await self._ask(one.copy.run_id, str(file.number), one.state) for one in group]
+            until = file.at + ENTER_MS
+            calls = [
+                await self._ask(one.copy.run_id, str(file.number), one.state, until)
+                for one in group
+            ]
             gone += sum(reply[0] == 1 for reply in await pace.send(calls))
             self._crash("archive-removing")
         if not gone:  # all went on meanwhile
@@ -427,9 +461,10 @@ class Archiving(TurnGateway):
         await self._connection.execute("HSET", self._files, file.number, file.to_json())
 
     async def _drop_unfinished(self) -> None:
-        """Remove files that processes have not finished which are gone."""
+        """Remove files that processes have not finished which are gone, or sleep."""
+        before = milliseconds(await self._connection.now()) - DROP_MS
         async for file in self._archived.files():
-            if not file.is_whole:
+            if not file.is_whole and file.at < before:
                 await self._drop(file)
 
     async def _drop(self, file: ArchiveFile) -> None:

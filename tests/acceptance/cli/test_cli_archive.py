@@ -6,6 +6,7 @@ from uuid import uuid4
 
 import orjson
 import pytest
+from support.archives import long_known
 from support.deadlines import wait_until
 from support.servers.redis_servers import short_folder
 from support.workers.command_line import CommandLine
@@ -18,6 +19,7 @@ AGENT = Agent("plain", model="openai:none", instructions="Be brief.")
 
 @pytest.fixture
 def stepfleet(redis_url: str, tmp_path: Path) -> Iterator[CommandLine]:
+    long_known(redis_url)
     with short_folder() as folder:
         archive = (tmp_path / "archive").as_uri()
         env = {"STEPFLEET_REDIS_URL": redis_url, "STEPFLEET_ARCHIVE_URL": archive}

@@ -1,11 +1,13 @@
 """`fleet.archive`: what it counts, what it refuses, and that it shares the work with others."""
 
 import math
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from support.archives import long_known
 
 from stepfleet.orchestrator import (
     Agent,
@@ -23,6 +25,7 @@ AGENT = Agent("plain", model="openai:none")
 
 @pytest.fixture
 async def fleet(redis_url: str, tmp_path: Path) -> AsyncIterator[AsyncFleet]:
+    long_known(redis_url)
     settings = load_settings(redis_url=redis_url, archive_url=tmp_path.as_uri())
     async with AsyncFleet(settings=settings) as opened:
         yield opened
@@ -101,3 +104,17 @@ async def test_the_runs_of_many_damaged_files_are_counted_and_of_some_named(
     found = await fleet.archive.verify(on_progress=seen.append)
     assert (found.files, found.runs, seen) == (2, 0, [1, 2])
     assert sorted((one.runs, len(one.run_ids)) for one in found.damaged) == [(1, 0), (1, 1)]
+
+
+async def test_a_first_move_waits_until_all_clients_know_of_the_archive(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-05: also after a dry run; and then it moves what is due."""
+    monkeypatch.setattr(archiving, "LOOK_SECONDS", 0.3)
+    settings = load_settings(redis_url=redis_url, archive_url=tmp_path.as_uri())
+    async with AsyncFleet(settings=settings) as fleet:
+        await ended(fleet)
+        began = time.monotonic()
+        assert (await fleet.archive.move(older_than=0, dry_run=True)).runs == 1
+        assert (await fleet.archive.move(older_than=0)).runs == 1
+        assert time.monotonic() - began >= 0.6

@@ -4,6 +4,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support.archives import long_known
 from support.servers.object_storage import ObjectStorage
 
 from stepfleet.orchestrator import Agent, ArchiveError, AsyncFleet
@@ -54,6 +55,7 @@ async def test_an_archive_in_use_is_fine_also_where_it_is_not_named(
     async with AsyncFleet(redis_url) as without:
         assert await found(without) == []
         assert set((await gauges(without)).values()) == {None}
+        long_known(redis_url)
         async with AsyncFleet(settings=settings) as fleet:
             await ended(fleet)
             await fleet.archive.move(older_than=0)
@@ -74,6 +76,7 @@ async def test_a_failing_archive_is_told_with_its_reason_and_since_when(
     """OPS-05: runs stay in Redis meanwhile."""
     (tmp_path / "file").write_text("no folder")
     url = (tmp_path / "file" / "archive").as_uri()
+    long_known(redis_url)
     settings = load_settings(redis_url=redis_url, archive_url=url, archive_after=0)
     async with AsyncFleet(settings=settings) as fleet:
         await ended(fleet)

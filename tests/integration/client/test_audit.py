@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from redis import Redis
+from support.archives import long_known
 from support.runs.asking_runs import asks, clerk, waiting, worked_on
 from support.runs.scripted_steps import say
 
@@ -166,6 +167,7 @@ def test_each_public_method_is_known_to_change_something_or_nothing() -> None:
 async def test_each_action_leaves_one_entry_and_no_text_of_inputs(
     redis_url: str, tmp_path: Path
 ) -> None:
+    long_known(redis_url)
     settings = load_settings(redis_url=redis_url, archive_url=tmp_path.as_uri())
     async with AsyncFleet(settings=settings, user="ann") as fleet:
         state: dict[str, Any] = {"run": await fleet.submit(AGENT, SECRET)}
