@@ -94,7 +94,7 @@ def fleet(setup: Setup, first: Callable[[Fleet], None] = lambda _: None) -> Iter
     """Run the fleet, its workers not yet warm; `first` is done before there is a worker."""
     with (
         servers(setup) as (url, served),
-        Fleet(url) as client,
+        Fleet(url, broker_url=setup.variables.get("STEPFLEET_BROKER_URL")) as client,
         redis.Redis.from_url(url) as store,
     ):
         first(client)

@@ -39,6 +39,12 @@ class Seen:
         return [word.decode(errors="replace") for word, _ in zip(found, range(_LONGEST_HEAD))]  # noqa: B905 - the shorter ends it
 
     @property
+    def arguments(self) -> tuple[bytes, ...]:
+        """The whole command as it was sent."""
+        found = (match.group(1) for match in _WORD.finditer(self.text))
+        return tuple(word.decode("unicode_escape").encode("latin-1") for word in found)
+
+    @property
     def hint(self) -> tuple[str, int] | None:
         """The run and the step of a task message that is pushed; None for other commands."""
         if self.name not in {"lpush", "rpush"}:

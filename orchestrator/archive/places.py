@@ -49,7 +49,7 @@ class ArchivePlace:
     """
 
     def __init__(self, url: str, folder: str, kind: Any, options: Mapping[str, Any]) -> None:
-        self.url = _shown(url)
+        self.url = shown_url(url)
         """As people may see it: without credentials and options."""
         self._given = url
         self._protocol = url.partition("://")[0]
@@ -244,9 +244,13 @@ def _storage(protocol: str) -> Any:
         raise ConfigurationError(msg) from None
 
 
-def _shown(url: str) -> str:
-    """Return the URL without what stands before the `@` of its host, but for Azure's container."""
+def shown_url(url: str) -> str:
+    """Return a URL without options, and without what stands before the `@` of its host.
+
+    Azure's `container@account` is no secret.
+    """
     protocol, _, rest = url.partition("://")
+    rest = rest if protocol in _LOCAL else rest.partition("?")[0]
     host, slash, path = rest.partition("/")
     user, at, server = host.rpartition("@")
     if at and (":" in user or protocol not in _OBJECTS):

@@ -31,6 +31,7 @@ from stepfleet.orchestrator.store.fleet.checks import (
     Check,
     FleetRead,
     State,
+    archive_place,
     fail,
     fleet_checks,
     good,
@@ -190,6 +191,8 @@ def _all(reference: str | None, data: Path) -> Iterator[Check]:
     is_here = bool(configs)
     yield variables(os.environ, Settings.model_fields, named)
     yield open_files(open_files_limit(), settings.slots)
+    if settings.archive_url:
+        yield asyncio.run(archive_place(settings))
     if settings.redis_url is None and not Folder(data.expanduser().absolute()).has_data:
         yield _private_server()
         yield from _models(configs, is_here=is_here)

@@ -20,6 +20,7 @@ from celery import Celery
 from stepfleet.orchestrator.agents.agent import Agent
 from stepfleet.orchestrator.agents.config import RunOverrides
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals
+from stepfleet.orchestrator.client.archive import AsyncFleetArchive
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.fleet import AsyncFleet, debugged
 from stepfleet.orchestrator.client.history import AsyncFleetHistory
@@ -308,6 +309,18 @@ class FleetApprovals(_Blocking):
     all = iterating(AsyncFleetApprovals.all)
 
 
+class FleetArchive(_Blocking):
+    """Ended runs that were moved to files, in a folder or in object storage: `fleet.archive`.
+
+    They are read as before: `fleet.runs.show`, results, lists. To change one, `restore` it first.
+    """
+
+    state = blocking(AsyncFleetArchive.state)
+    move = blocking(AsyncFleetArchive.move)
+    restore = blocking(AsyncFleetArchive.restore)
+    verify = blocking(AsyncFleetArchive.verify)
+
+
 class FleetSchedules(_Blocking):
     """Batches that are submitted again and again: `fleet.schedules`."""
 
@@ -394,6 +407,8 @@ class Fleet(_Blocking):
     """Calls that wait for a person."""
     schedules: FleetSchedules
     """Batches that are submitted again and again."""
+    archive: FleetArchive
+    """Ended runs that were moved to files."""
 
     def __init__(
         self,
@@ -461,6 +476,7 @@ class Fleet(_Blocking):
         self.limits = FleetLimits(fleet.limits, portal)
         self.approvals = FleetApprovals(fleet.approvals, portal)
         self.schedules = FleetSchedules(fleet.schedules, portal)
+        self.archive = FleetArchive(fleet.archive, portal)
 
     def __enter__(self) -> Self:
         self.check()

@@ -17,6 +17,7 @@ from stepfleet.orchestrator.agents.config import RunOverrides, stored_overrides
 from stepfleet.orchestrator.batches.files.lines import one_of
 from stepfleet.orchestrator.batches.files.source import Given
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals, DecideOptions
+from stepfleet.orchestrator.client.archive import AsyncFleetArchive
 from stepfleet.orchestrator.client.audit import Which, acting_for, changes, checked_user, entries_of
 from stepfleet.orchestrator.client.batch import (
     AsyncBatch,
@@ -92,6 +93,8 @@ class AsyncFleet:
     """The response cache."""
     limits: AsyncFleetLimits
     """Limits that all workers share."""
+    archive: AsyncFleetArchive
+    """Ended runs that were moved to files."""
     settings: Settings
     """The settings that it was made with."""
 
@@ -141,6 +144,7 @@ class AsyncFleet:
         self.limits = AsyncFleetLimits(self._session)
         self.approvals = AsyncFleetApprovals(self._session)
         self.schedules = AsyncFleetSchedules(self._session)
+        self.archive = AsyncFleetArchive(self._session)
 
     async def __aenter__(self) -> Self:
         await self._session.open()

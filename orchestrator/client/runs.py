@@ -40,7 +40,7 @@ from stepfleet.orchestrator.settings.settings import LONGEST_SECONDS
 from stepfleet.orchestrator.store.codec import MESSAGES
 from stepfleet.orchestrator.store.runs.control import ControlResult, Purge
 from stepfleet.orchestrator.store.runs.listing import MOST_IN_TREE, MOST_RUNS, Cursor, RunFilter
-from stepfleet.orchestrator.store.runs.reading import StoredRun
+from stepfleet.orchestrator.store.runs.reading import REMOVED, StoredRun
 from stepfleet.orchestrator.store.runs.timeline import MOST_STEPS
 
 Events = AsyncGenerator[dict[str, Any], None]
@@ -431,8 +431,8 @@ def _the_only(found: Sequence[tuple[str, str]], text: str, batch: str | None) ->
             where = f"no line of batch {batch}" if batch else among
             older = "" if batch else "a line of an older batch needs --batch BATCH (batch=...); "
             msg = (
-                f"{where} has the id {text!r}; {older}ended runs are removed after the retention "
-                "time. 'stepfleet ls' lists runs, 'stepfleet status ID' shows a batch"
+                f"{where} has the id {text!r}; {older}{REMOVED}. "
+                "'stepfleet ls' lists runs, 'stepfleet status ID' shows a batch"
             )
         case _:
             names = ", ".join(f"{run_id} (batch {batch_id})" for batch_id, run_id in found)

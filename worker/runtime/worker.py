@@ -27,7 +27,7 @@ from stepfleet.orchestrator.records.errors import ErrorInfo
 from stepfleet.orchestrator.records.usage import UsageStats
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.fleet.figures import fleet_figures
+from stepfleet.orchestrator.store.fleet.figures import recent_figures
 from stepfleet.orchestrator.store.fleet.overview import forget_workers
 from stepfleet.orchestrator.store.fleet.servers import server_info, warnings
 from stepfleet.orchestrator.store.store import Store, open_store
@@ -293,7 +293,7 @@ class Worker:
         yield self._keep_reported(), "stepfleet-heartbeat"
         yield from self.upkeep.watches(telemetry.rescued)
         held = (lambda: len(leases) - leases.calls, lambda: leases.calls)
-        for watch in telemetry.background(*held, partial(fleet_figures, self.store)):
+        for watch in telemetry.background(*held, partial(recent_figures, self.store)):
             yield watch, None
 
 

@@ -24,10 +24,11 @@ from prometheus_client import (
     generate_latest,
     start_http_server,
 )
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from stepfleet.orchestrator.protocol.verdict import Move, Verdict
+from stepfleet.orchestrator.records.archive import ArchiveFigures
 from stepfleet.orchestrator.records.errors import cause_of
 from stepfleet.orchestrator.records.run.results import end_state
 from stepfleet.orchestrator.records.state import Lifecycle
@@ -89,6 +90,17 @@ LIMITS = {
 """The gauges of each limit that is set: the same on every process that serves them."""
 
 
+ARCHIVE = {
+    "runs": ("archived_runs", "Runs that were moved to the archive, in all"),
+    "bytes": ("archive_bytes", "Bytes that were written there for them, in all"),
+    "due_runs": ("archive_due_runs", "Runs without a batch that are to go there"),
+    "due_batches": ("archive_due_batches", "Batches that are to go there"),
+    "overdue_seconds": ("archive_overdue_seconds", "How long the first of these has been due"),
+    "failing_seconds": ("archive_failing_seconds", "How long moving runs there has failed, 0: no"),
+}
+"""The gauges of the archive, of a fleet that has one: the same on every process."""
+
+
 class FleetMetrics:
     """The metrics of a process that does no steps, in a registry of their own.
 
@@ -114,6 +126,8 @@ class FleetMetrics:
             field: _Gauges(self._gauge(f"stepfleet_limit_{field}", text, "limit"))
             for field, text in LIMITS.items()
         }
+        self._archive = _Archive()
+        self.registry.register(self._archive)
         self._rescued = self._counter("stepfleet_rescued", "Overdue runs dispatched again")
         self._lag = Histogram(
             "stepfleet_loop_lag_seconds",
@@ -133,6 +147,7 @@ class FleetMetrics:
         limits = figures.limits if figures else ()
         for name, gauges in self._limits.items():
             gauges.show({one.name: getattr(one, name) for one in limits})
+        self._archive.show(figures.archive if figures else None)
 
     def rescued(self, many: int) -> None:
         """Count runs that the rescuer dispatched again."""
@@ -199,6 +214,23 @@ class _Gauges:
         for name, value in values.items():
             self._gauge.labels(name).set(value)
         self._shown = set(values)
+
+
+class _Archive(Collector):
+    """The gauges of the archive; none where there is no archive."""
+
+    def __init__(self) -> None:
+        self._values: Mapping[str, float] = {}
+
+    def show(self, figures: ArchiveFigures | None) -> None:
+        """Show these figures from now on."""
+        self._values = {name: getattr(figures, name) for name in ARCHIVE} if figures else {}
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the gauges that there are."""
+        for field, value in self._values.items():
+            name, text = ARCHIVE[field]
+            yield GaugeMetricFamily(f"stepfleet_{name}", text, value=value)
 
 
 class _Read(Collector):

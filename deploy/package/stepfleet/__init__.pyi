@@ -35,6 +35,7 @@ from stepfleet.orchestrator.continuation.error_policy import (
 )
 from stepfleet.orchestrator.continuation.error_policy import ErrorPolicy as ErrorPolicy
 from stepfleet.orchestrator.errors import AgentException as AgentException
+from stepfleet.orchestrator.errors import ArchiveError as ArchiveError
 from stepfleet.orchestrator.errors import ConfigurationError as ConfigurationError
 from stepfleet.orchestrator.errors import ConflictError as ConflictError
 from stepfleet.orchestrator.errors import MaxStepsExceeded as MaxStepsExceeded

@@ -10,8 +10,10 @@ from stepfleet.orchestrator.batches.failures import FailureGroup as FailureGroup
 from stepfleet.orchestrator.batches.failures import Failures as Failures
 from stepfleet.orchestrator.batches.files.tables import ResultTable as ResultTable
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals as AsyncFleetApprovals
+from stepfleet.orchestrator.client.archive import AsyncFleetArchive as AsyncFleetArchive
 from stepfleet.orchestrator.client.batch import AsyncFleetBatches as AsyncFleetBatches
 from stepfleet.orchestrator.client.blocking import FleetApprovals as FleetApprovals
+from stepfleet.orchestrator.client.blocking import FleetArchive as FleetArchive
 from stepfleet.orchestrator.client.blocking import FleetBatches as FleetBatches
 from stepfleet.orchestrator.client.blocking import FleetCache as FleetCache
 from stepfleet.orchestrator.client.blocking import FleetHistory as FleetHistory
@@ -32,6 +34,10 @@ from stepfleet.orchestrator.models.caching import CacheStatistics as CacheStatis
 from stepfleet.orchestrator.models.pricing.ledger import CostStatistics as CostStatistics
 from stepfleet.orchestrator.models.pricing.ledger import ModelCall as ModelCall
 from stepfleet.orchestrator.models.support import Support as Support
+from stepfleet.orchestrator.records.archive import Archived as Archived
+from stepfleet.orchestrator.records.archive import ArchiveDamage as ArchiveDamage
+from stepfleet.orchestrator.records.archive import ArchiveFigures as ArchiveFigures
+from stepfleet.orchestrator.records.archive import ArchiveVerification as ArchiveVerification
 from stepfleet.orchestrator.records.audit import AuditEntry as AuditEntry
 from stepfleet.orchestrator.records.batch import BatchPage as BatchPage
 from stepfleet.orchestrator.records.calls.answers import Ask as Ask

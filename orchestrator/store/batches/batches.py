@@ -333,7 +333,7 @@ class Batches(Gateway):
         for run_id, status in zip(run_ids, await self.statuses(run_ids), strict=True):
             if status is None:
                 msg = f"field 'after': no run has the id {run_id!r}; ended runs are removed after"
-                raise NotFoundError(f"{msg} the retention time")
+                raise NotFoundError(f"{msg} the retention time, unless they are archived")
 
     async def ends(self, run_ids: Sequence[str]) -> list[datetime | None]:
         """Return when the runs ended; None for a run that is open, or is not there."""

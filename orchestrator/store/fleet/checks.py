@@ -3,6 +3,8 @@
 `stepfleet doctor` and the page of the fleet show the same ones.
 """
 
+import asyncio
+import secrets
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -11,7 +13,15 @@ from datetime import datetime
 from enum import StrEnum
 
 from stepfleet.orchestrator.agents.config import AgentConfig
-from stepfleet.orchestrator.errors import AgentException, SerializationError, StoreError
+from stepfleet.orchestrator.archive.places import ArchivePlace, shown_url
+from stepfleet.orchestrator.errors import (
+    AgentException,
+    ArchiveError,
+    ConfigurationError,
+    SerializationError,
+    StoreError,
+)
+from stepfleet.orchestrator.records.archive import ArchiveFigures
 from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.calls.answers import Ask
 from stepfleet.orchestrator.records.schedule import ScheduleView
@@ -19,6 +29,7 @@ from stepfleet.orchestrator.redis_client.urls import is_sentinel
 from stepfleet.orchestrator.settings.settings import Settings
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.dispatch import celery_app
+from stepfleet.orchestrator.store.fleet.figures import known_archive
 from stepfleet.orchestrator.store.fleet.overview import (
     FleetOverview,
     KeeperSeen,
@@ -46,6 +57,12 @@ from stepfleet.orchestrator.version import Build, own_build
 ENOUGH_SENTINELS = 3
 REASONS = 3
 """Reasons of refused messages that are listed."""
+LATE_SECONDS = 2 * 3600.0
+"""For how long runs are due for the archive until that is worth a word: a few wait an hour."""
+LONG_FAILURE = 3600.0
+"""For how long an archive fails until that is a fault."""
+PLACE_SECONDS = 15.0
+"""How long the storage of an archive may take to write, read and remove a small file."""
 LONG_PAUSE = 60.0
 """Seconds for which a model refuses calls until that is worth a word."""
 NOBODY = "no worker is alive"
@@ -312,6 +329,48 @@ def approvals(asks: Sequence[Ask], count: int, now: datetime) -> Iterator[Check]
     yield warn("approvals", f"{found}; {soon}", "decide them: stepfleet approvals")
 
 
+def archive(figures: ArchiveFigures | None) -> Iterator[Check]:
+    """Judge the archive of a fleet that has one: whether runs go there, and in time."""
+    if figures is None:
+        return
+    there = f"runs moved: {figures.runs:,}, files: {figures.files:,}"
+    where = figures.url or "not named here: STEPFLEET_ARCHIVE_URL is for those that move runs"
+    if figures.error and figures.failing_since:
+        found = f"fails since {figures.failing_since:%Y-%m-%d %H:%M} UTC: {figures.error}"
+        fix = "ended runs stay in Redis until it works: docs/how-to/archive.md#when-it-fails"
+        yield (fail if figures.failing_seconds > LONG_FAILURE else warn)("archive", found, fix)
+    elif figures.overdue_seconds > LATE_SECONDS:
+        waits = f"due: {figures.due_runs:,} runs, {figures.due_batches:,} batches"
+        found = f"{waits}; the first for {figures.overdue_seconds / 3600:.0f} h ({where})"
+        fix = "keepers or workers with STEPFLEET_ARCHIVE_URL move them; now: stepfleet archive"
+        yield warn("archive", found, fix)
+    else:
+        yield good("archive", f"{there} ({where})")
+
+
+async def archive_place(settings: Settings) -> Check:
+    """Judge whether files can be written to the archive, read and removed: does so with one."""
+    url = settings.archive_url.get_secret_value() if settings.archive_url else ""
+    name, data = f"check-{secrets.token_hex(8)}", b"stepfleet doctor"
+    try:
+        place = ArchivePlace.open(url)
+        async with asyncio.timeout(PLACE_SECONDS):
+            await place.write(name, data)
+            same = await place.read(name) == data
+            await place.remove(name)
+    except ConfigurationError as error:
+        return fail("archive's place", error.message, "see the message")
+    except ArchiveError as error:
+        fix = "correct STEPFLEET_ARCHIVE_URL, or the storage's own variables and permissions"
+        return fail("archive's place", error.message, fix)
+    except TimeoutError:
+        found = f"{shown_url(url)} has not answered within {PLACE_SECONDS:g} s"
+        return fail("archive's place", found, "look at the storage, and the network to it")
+    if not same:
+        return fail("archive's place", f"{place.url} gives other bytes back", "use another storage")
+    return good("archive's place", f"{place.url} takes, gives and removes files")
+
+
 def serving(queue: str, steps: str | None = None) -> str:
     """Return the command that starts a worker for a queue of tools, or for the queue `steps`."""
     named = "" if queue == steps else f" --queue {shlex.quote(queue)}"
@@ -362,7 +421,8 @@ class FleetRead:
     """The fleet at one moment, its agents and schedules, and what is wrong with its limits.
 
     `names` are those of all agents, `unread` says why some of them cannot be read;
-    `asks` are the calls that have waited longest for people; `here` is the build that reads.
+    `asks` are the calls that have waited longest for people; `archive` is None where there is none;
+    `here` is the build that reads.
     """
 
     overview: FleetOverview
@@ -373,6 +433,7 @@ class FleetRead:
     schedules: Sequence[ScheduleView]
     asks: Sequence[Ask]
     asks_in_all: int
+    archive: ArchiveFigures | None
     now: datetime
     here: Build
 
@@ -401,6 +462,7 @@ async def read_fleet(store: Store) -> FleetRead:
         schedules=await timed.all(),
         asks=await store.approvals.oldest(),
         asks_in_all=(await store.approvals.figures()).count,
+        archive=await known_archive(store),
         now=await timed.now(),
         here=own_build(),
     )
@@ -422,6 +484,7 @@ def fleet_checks(read: FleetRead, queue: str) -> Iterator[Check]:
     yield from limits(read.problem, seen.limited)
     yield from schedules(read.schedules, read.now, served=bool(alive) or kept)
     yield from approvals(read.asks, read.asks_in_all, read.now)
+    yield from archive(read.archive)
     yield agents(read.names)
     for name, why in read.unread.items():
         yield warn(f"agent {name}", why, "restart its workers: they announce it anew")

@@ -2,15 +2,21 @@
 
 from datetime import UTC, datetime
 
-from pydantic import Field
+import orjson
+from pydantic import Field, ValidationError
 
+from stepfleet.orchestrator.records.archive import ArchiveFigures
 from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.codec import WAIT, load_wait, milliseconds
 from stepfleet.orchestrator.store.dispatch import run_in
 from stepfleet.orchestrator.store.fleet.overview import troubles, waiting_messages, workers
-from stepfleet.orchestrator.store.fleet.scale import recent_signals
+from stepfleet.orchestrator.store.fleet.scale import KEPT_MS, recent_signals
 from stepfleet.orchestrator.store.limits import LimitState
 from stepfleet.orchestrator.store.store import Store
+
+SCHEMA = 1
+"""Of the stored reading; a later version may add fields."""
 
 
 class FleetFigures(Record):
@@ -25,7 +31,7 @@ class FleetFigures(Record):
     the limits. `waiting_for_people` counts calls that wait for an approval or an answer,
     `oldest_waiting_for_people_seconds` is how long the first of them has waited. `work` is what
     workers could do now, and `capacity` the slots of those that take steps, by queue (see
-    `ScaleSignal`); both are up to eight seconds old.
+    `ScaleSignal`); both are up to eight seconds old. `archive` is None where the fleet has none.
     """
 
     queue_length: int | None
@@ -44,6 +50,28 @@ class FleetFigures(Record):
     limits: tuple[LimitState, ...] = ()
     work: dict[str, int] = Field(default_factory=dict)
     capacity: dict[str, int] = Field(default_factory=dict)
+    archive: ArchiveFigures | None = None
+
+
+async def recent_figures(store: Store) -> FleetFigures:
+    """Return the figures, some seconds old at most: all who ask share one reading.
+
+    So that each of many workers does not read what all of them report. Raises `StoreError`.
+    """
+    place = store.keys.of(keys.FIGURES)
+    text = await store.connection.execute("GET", place)
+    stored = orjson.loads(text) if text else {}
+    if stored.get("schema") == SCHEMA:
+        fields = FleetFigures.model_fields
+        known = {name: value for name, value in stored["figures"].items() if name in fields}
+        try:
+            return FleetFigures.model_validate(known)
+        except ValidationError:
+            pass  # of a version whose records of limits have further fields
+    found = await fleet_figures(store)
+    stored = {"schema": SCHEMA, "figures": found.to_dict()}
+    await store.connection.execute("SET", place, orjson.dumps(stored).decode(), "PX", KEPT_MS)
+    return found
 
 
 async def fleet_figures(store: Store) -> FleetFigures:
@@ -77,7 +105,18 @@ async def fleet_figures(store: Store) -> FleetFigures:
         limits=await store.limits.states_of_all(),
         work={queue: one.work for queue, one in signals.items()},
         capacity={queue: one.slots for queue, one in signals.items()},
+        archive=await known_archive(store),
     )
+
+
+async def known_archive(store: Store) -> ArchiveFigures | None:
+    """Return the figures of the archive; None for a fleet that has none. Raises `StoreError`.
+
+    One trip of two short reads per shard, each time that a process reads the fleet's figures.
+    """
+    if store.settings.archive_url or await store.reads.archived.is_used():
+        return await store.archiving.figures()
+    return None
 
 
 async def _oldest_waiting(store: Store, now: float) -> float | None:

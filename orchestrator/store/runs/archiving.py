@@ -10,14 +10,15 @@ work, and goes on when the turn is another's, finds by Redis's clock that it is 
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
 from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.archive.places import shown_url
 from stepfleet.orchestrator.archive.segments import (
     SUFFIX,
     RunCopy,
@@ -31,7 +32,7 @@ from stepfleet.orchestrator.errors import (
     ConflictError,
     SerializationError,
 )
-from stepfleet.orchestrator.records.base import Record
+from stepfleet.orchestrator.records.archive import Archived, ArchiveFigures
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.store import keys
@@ -39,14 +40,16 @@ from stepfleet.orchestrator.store.archived import FAILURES, LOOK_SECONDS, Archiv
 from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
-from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
 from stepfleet.orchestrator.store.lua import flat, run_script
 from stepfleet.orchestrator.store.pace import SweepPace
+from stepfleet.orchestrator.store.runs.copying import CopiedRun, copied_run
 
 log = logging.getLogger(__name__)
 TURN_MS = 180_000
 """How long others leave the work to a process that is silent: longer than a file takes."""
+BY_HAND_SECONDS, TURN_LOOK_SECONDS = 15.0, 0.1
+"""For how long, and how often, who moves runs by hand looks for the end of another's turn."""
 RUNS = 1_000
 """Runs of a file, at most."""
 BYTES = 8 * 1024 * 1024
@@ -71,50 +74,6 @@ FIELDS_BYTES = 1024 * 1024
 _HASHES = ("", ":log", ":journal", ":outcomes", ":lost")
 _BACK_MS = 600_000
 """How long parts of a run stay that nobody puts together."""
-
-
-@dataclass(frozen=True, slots=True)
-class Archived:
-    """What was moved: `runs`, in `files` of so many `bytes`. `left` runs had to stay."""
-
-    runs: int = 0
-    files: int = 0
-    bytes: int = 0
-    left: int = 0
-
-    def __add__(self, other: "Archived") -> "Archived":
-        return Archived(
-            self.runs + other.runs,
-            self.files + other.files,
-            self.bytes + other.bytes,
-            self.left + other.left,
-        )
-
-
-class ArchiveFigures(Record):
-    """The archive at one moment. `runs` and `bytes` were moved there in all, in `files` by now.
-
-    `due_runs`, without a batch, and `due_batches` are to go. `error` is what the last try met, and
-    `failing_since` when the first of the tries in a row that failed.
-    """
-
-    runs: int = 0
-    bytes: int = 0
-    files: int = 0
-    due_runs: int = 0
-    due_batches: int = 0
-    error: str | None = None
-    failing_since: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """A run, the list that it is in, and by what a script tells that it is still the same."""
-
-    copy: RunCopy
-    listed: str
-    state: str
-    size: int
 
 
 class Archiving(TurnGateway):
@@ -154,21 +113,58 @@ class Archiving(TurnGateway):
     async def run(self, after: float, report: Callable[[Archived], None]) -> Archived:
         """Move all that ended `after` seconds ago, now; `report` gets what was moved by then.
 
-        Raises `ConflictError` where another process is at it, and as `look`.
+        Raises `ConflictError` where another process is at it for long, and as `look`.
         """
-        if not await self.take(""):
-            msg = "another process moves runs to the archive now; repeat this when it has done so"
-            raise ConflictError(msg)
-        try:
-            if not await self._connection.execute("HEXISTS", self._state, "gathered"):
-                await self.gather()
-                await asyncio.sleep(2 * LOOK_SECONDS)
+        self._archived.place()  # a wrong setting is told before anything is done
+        async with self._turn_by_hand():
             await self.gather()
+            await self._wait_until_known()
             done = Archived()
-            while (moved := await self.move_due(after, least=1)).runs:
-                done += moved
+
+            def note(some: Archived) -> None:
+                nonlocal done
+                done += some
                 report(done)
-            return done + moved
+
+            while (await self.move_due(after, least=1, report=note)).runs:
+                pass
+            return done
+
+    async def _wait_until_known(self) -> None:
+        """Wait until all clients know that there is an archive: before that nothing is moved."""
+        gathered = int(await self._connection.execute("HGET", self._state, "gathered"))
+        now = milliseconds(await self._connection.now())
+        await asyncio.sleep(max(0.0, (gathered - now) / 1000 + 2 * LOOK_SECONDS + 0.001))
+
+    async def due(self, after: float) -> Archived:
+        """Return what `run` would move, without moving it: its runs. Raises as `run`."""
+        self._archived.place()
+        async with self._turn_by_hand():
+            await self.gather()
+        before = milliseconds(await self._connection.now()) - round(after * 1000)
+        shards = [self._keys.aging(shard) for shard in range(self._keys.shards)]
+        counts = await self._connection.execute_all(
+            *(("ZCOUNT", key, "-inf", before) for key in shards)
+        )
+        runs, given = sum(map(int, counts)), ("-inf", before)
+        for batch_id in await self._connection.execute("ZRANGEBYSCORE", self._due_batches, *given):
+            if manifest := await self._batches.find(batch_id):
+                for some in pages_of(batch_id, manifest.rows, RUNS):
+                    looks = (("EXISTS", self._keys.run(one)) for one in some)
+                    runs += sum(await self._connection.execute_all(*looks))
+        return Archived(runs=runs)
+
+    @asynccontextmanager
+    async def _turn_by_hand(self) -> AsyncIterator[None]:
+        """Have the turn; another's is waited for. Raises `ConflictError` where that takes long."""
+        until = time.monotonic() + BY_HAND_SECONDS
+        while not await self.take(""):
+            if time.monotonic() > until:
+                msg = "another process moves runs to the archive now; repeat this when it has ended"
+                raise ConflictError(msg)
+            await asyncio.sleep(TURN_LOOK_SECONDS)
+        try:
+            yield
         finally:
             with suppress(AgentException):
                 await self.release("")
@@ -178,21 +174,28 @@ class Archiving(TurnGateway):
         now = milliseconds(await self._connection.now())
         before = now - round(self._settings.archive_after * 1000)
         shards = [self._keys.aging(shard) for shard in range(self._keys.shards)]
-        *due, batches, files, state = await self._connection.execute_all(
-            *(("ZCOUNT", key, "-inf", before) for key in shards),
-            ("ZCOUNT", self._due_batches, "-inf", before),
+        lists = [*shards, self._due_batches]
+        found = await self._connection.execute_all(
             ("HLEN", self._files),
             ("HGETALL", self._state),
+            *(("ZCOUNT", key, "-inf", before) for key in lists),
+            *(("ZRANGE", key, 0, 0, "WITHSCORES") for key in lists),
         )
-        since = state.get("since")
+        files, state, *found = found
+        *due, batches = map(int, found[: len(lists)])
+        firsts = [float(one[1]) for one in found[len(lists) :] if one]
+        since, url = state.get("since"), self._settings.archive_url
         return ArchiveFigures(
+            url=shown_url(url.get_secret_value()) if url else None,
             runs=int(state.get("runs", 0)),
             bytes=int(state.get("bytes", 0)),
             files=int(files),
-            due_runs=sum(map(int, due)),
-            due_batches=int(batches),
+            due_runs=sum(due),
+            due_batches=batches,
+            overdue_seconds=max(0.0, before - min(firsts, default=before)) / 1000,
             error=state.get("error"),
             failing_since=moment(since) if since else None,
+            failing_seconds=max(0.001, (now - int(since)) / 1000) if since else 0.0,
         )
 
     async def _note_failure(self, error: AgentException) -> None:
@@ -203,10 +206,17 @@ class Archiving(TurnGateway):
                 ("HSET", self._state, "error", error.message[:500]),
             )
 
-    async def move_due(self, after: float, *, least: int = LEAST) -> Archived:
+    async def move_due(
+        self,
+        after: float,
+        *,
+        least: int = LEAST,
+        report: Callable[[Archived], None] = lambda _: None,
+    ) -> Archived:
         """Move runs and batches that ended `after` seconds ago; the caller has the turn.
 
-        Fewer than `least` runs without a batch wait for others, for up to an hour.
+        Fewer than `least` runs without a batch wait for others, for up to an hour. `report` gets
+        what each part has moved.
         """
         await self._close_files()
         gathered = await self._connection.execute("HGET", self._state, "gathered")
@@ -217,13 +227,14 @@ class Archiving(TurnGateway):
         if not gathered or int(gathered) > now - 2000 * LOOK_SECONDS:
             return done  # all clients are to know first that there is an archive
         async for part in self._aged(before, least):
-            done += await self._move(part, None)
+            done += (moved := await self._move(part, None))
+            report(moved)
             await self.hold("")
         for batch_id in await self._connection.execute(
             "ZRANGEBYSCORE", self._due_batches, "-inf", before, "LIMIT", 0, BATCHES
         ):
             try:
-                done += await self.move_batch(batch_id)
+                done += await self.move_batch(batch_id, report)
             except SerializationError as error:  # of a newer version
                 log.warning("batch %s is not archived: %s", batch_id, error)
                 await self._put_off_batch(batch_id)
@@ -280,7 +291,9 @@ class Archiving(TurnGateway):
         if ids and (len(ids) >= least or oldest < before - PATIENCE_MS):
             yield ids
 
-    async def move_batch(self, batch_id: str) -> Archived:
+    async def move_batch(
+        self, batch_id: str, report: Callable[[Archived], None] = lambda _: None
+    ) -> Archived:
         """Move the runs of a batch that is over; the caller has the turn."""
         manifest = await self._batches.find(batch_id)
         if manifest is None or not await self._batches.is_over(batch_id, manifest):
@@ -292,7 +305,8 @@ class Archiving(TurnGateway):
         await self._note(("HSET", key, "archived", "1"), of=key)
         done = Archived()
         for some in pages_of(batch_id, manifest.rows, RUNS):
-            done += await self._move(some, batch_id)
+            done += (moved := await self._move(some, batch_id))
+            report(moved)
             await self.hold("")
         if done.left:
             await self._put_off_batch(batch_id)
@@ -306,7 +320,7 @@ class Archiving(TurnGateway):
 
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
-        done, part = Archived(), list[_Copied]()
+        done, part = Archived(), list[CopiedRun]()
         for at in range(0, len(run_ids), READ_TOGETHER):
             copies, left = await self._copies(run_ids[at : at + READ_TOGETHER])
             done += Archived(left=left)
@@ -317,7 +331,7 @@ class Archiving(TurnGateway):
                     part = []
         return done + await self._write(part, batch_id) if part else done
 
-    async def _copies(self, run_ids: Sequence[str]) -> tuple[list[_Copied], int]:
+    async def _copies(self, run_ids: Sequence[str]) -> tuple[list[CopiedRun], int]:
         """Return copies of the runs that can go, and how many others are there that cannot."""
         looks = [await self._ask(one) for one in run_ids]
         replies = await SweepPace(self._connection).send(looks)
@@ -330,14 +344,14 @@ class Archiving(TurnGateway):
             for part in _HASHES
         ]
         found = await self._connection.execute_all(*reads)
-        copies: list[_Copied] = []
+        copies: list[CopiedRun] = []
         for number, (run_id, state) in enumerate(named):
             hashes = dict(zip(_HASHES, found[5 * number : 5 * number + 5], strict=True))
             if not hashes[""]:
                 continue
             events = await self._events(f"{self._keys.run(run_id)}:events")
             try:
-                copies.append(await asyncio.to_thread(_copied, run_id, hashes, events, state))
+                copies.append(await asyncio.to_thread(copied_run, run_id, hashes, events, state))
             except Exception:
                 log.exception("run %s cannot be archived, and stays", run_id)
                 stay.append(run_id)
@@ -365,7 +379,7 @@ class Archiving(TurnGateway):
                 return found
             after = f"({page[-1][0]}"
 
-    async def _write(self, runs: Sequence[_Copied], batch_id: str | None) -> Archived:
+    async def _write(self, runs: Sequence[CopiedRun], batch_id: str | None) -> Archived:
         """Write a file with these runs, and remove them from Redis."""
         place = self._archived.place()
         configs = await self._configs_of(runs)
@@ -398,7 +412,7 @@ class Archiving(TurnGateway):
         self._crash("archive-entered")
         return await self._remove(runs, whole)
 
-    async def _remove(self, runs: Sequence[_Copied], file: ArchiveFile) -> Archived:
+    async def _remove(self, runs: Sequence[CopiedRun], file: ArchiveFile) -> Archived:
         pace, gone = SweepPace(self._connection), 0
         for group in pace.groups(runs):
             until = file.at + ENTER_MS
@@ -411,18 +425,17 @@ class Archiving(TurnGateway):
         if not gone:  # all went on meanwhile
             await self._drop(file)
         else:
-            await self._note(
-                ("HINCRBY", self._state, "runs", gone),
-                ("HINCRBY", self._state, "bytes", file.size),
-            )
-        return Archived(gone, int(gone > 0), file.size if gone else 0, len(runs) - gone)
+            counts = (("runs", gone), ("bytes", file.size))
+            await self._note(*(("HINCRBY", self._state, name, one) for name, one in counts))
+        size = file.size if gone else 0
+        return Archived(runs=gone, files=int(gone > 0), bytes=size, left=len(runs) - gone)
 
-    async def _configs_of(self, runs: Sequence[_Copied]) -> dict[str, str]:
+    async def _configs_of(self, runs: Sequence[CopiedRun]) -> dict[str, str]:
         digests = {one.copy.header["config"] for one in runs}
         texts = {one: await self._configs.text(one) for one in digests}
         return {digest: text for digest, text in texts.items() if text is not None}
 
-    async def _verify(self, file: ArchiveFile, segment: Segment, runs: Sequence[_Copied]) -> None:
+    async def _verify(self, file: ArchiveFile, segment: Segment, runs: Sequence[CopiedRun]) -> None:
         """Read a file back. Raises `ArchiveError` where it is not what was written."""
         data = await self._archived.place(file.url).read(file.name)
         try:
@@ -570,30 +583,3 @@ def _chunks(fields: Fields) -> Iterator[Fields]:
         size += len(value) + len(name)
     if part:
         yield part
-
-
-def _copied(
-    run_id: str, hashes: dict[str, Fields], events: list[tuple[str, Fields]], state: str
-) -> _Copied:
-    """Return a run as the archive gets it: records are plain JSON there, for other readers too."""
-    header, logged, outcomes = hashes[""], hashes[":log"], hashes[":outcomes"]
-    hashes = {
-        **hashes,
-        "": {**header, **_plain(header, ("slim", "outcome"))},
-        ":log": {**logged, **_plain(logged, filter(str.isdigit, logged))},
-        ":outcomes": _plain(outcomes, outcomes),
-    }
-    copy = RunCopy(run_id, {part: one for part, one in hashes.items() if one}, events)
-    listed = header.get("stop_reason") or header["status"]
-    return _Copied(copy, listed, state, len(copy.line()))
-
-
-def _plain(fields: Fields, names: Iterable[str]) -> Fields:
-    """Return these fields unpacked; those that this version cannot read stay as they are."""
-    found = {}
-    for name in names:
-        if name in fields:
-            found[name] = fields[name]
-            with suppress(SerializationError):
-                found[name] = unpacked(fields[name]).decode()
-    return found

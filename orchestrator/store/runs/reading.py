@@ -417,9 +417,12 @@ class RunReader(Gateway):
             names, length = [], _about(wanted - len(tail.messages))
 
 
+REMOVED = "ended runs are removed after the retention time, unless they are archived"
+
+
 def unknown_run(run_id: str) -> NotFoundError:
     """Return the error about a run that is not in the store."""
-    msg = f"no run has the id {run_id!r}; ended runs are removed after the retention time"
+    msg = f"no run has the id {run_id!r}; {REMOVED}"
     return NotFoundError(msg)
 
 

@@ -18,6 +18,7 @@ COMMANDS = {
     "up": ("--agents", "agents.py", "--simulate", "rules.py:rules"),
     "flower": (),
     "scale": (),
+    "archive": (),
     "audit": (),
     "ask": ("solver", "hello", "--agents", "agents.py"),
     "submit": ("questions.jsonl", "--agent", "solver"),

@@ -109,12 +109,12 @@ def test_a_fetch_takes_more_messages_than_a_script_can_name_at_once(
 
 @pytest.mark.parametrize("broken", ["a:b", "unacked", "unacked_index", "quarantine"])
 def test_a_fetch_that_fails_halfway_loses_no_message(broker: Any, broken: str) -> None:
-    keys = ["unacked_index", "unacked", "quarantine", "given up", "a", "a:b"]
+    keys, others = ["a", "a:b"], ["unacked_index", "unacked", "quarantine", "given up"]
     broker.lpush("a", "m1", "m2", "m3")
     broker.lpush("a:b", "a message that is too large")
     broker.delete(broken)
     broker.set(broken, "of another kind")
-    argv = ["tag", 10, 1_000_000, 10, 0, 2, 10, 10, ',"","a"]', ',"","b"]']
+    argv = [*others, "tag", 10, 1_000_000, 10, 0, 2, 10, 10, ',"","a"]', ',"","b"]']
     with pytest.raises(redis.ResponseError, match="wrong kind of value"):
         broker.eval(script("fetch").text, len(keys), *keys, *argv)
 

@@ -80,6 +80,7 @@ def scraped(servers: tuple[RedisServer, ModelServer], tmp_path_factory: Any) -> 
         fleet.runs.cancel(fleet.submit(AGENTS["strict"], "its message will be refused"))
         for number, port in enumerate(ports):
             env = {"STEPFLEET_AGENTS": str(AGENT), "STEPFLEET_METRICS_PORT": str(port)}
+            env |= {"STEPFLEET_ARCHIVE_URL": (folder / "archive").as_uri()}
             worker = FleetWorker(folder, redis.url, model.url, name=f"w{number}", env=env)
             cleanup.callback(worker.end)
             worker.start()

@@ -148,8 +148,11 @@ async def test_redis_itself_refuses_who_is_too_late(
         assert (await fleet.runs.result(run_id)).success
 
 
-async def test_one_process_at_a_time_moves_runs(redis_url: str, tmp_path: Path) -> None:
+async def test_one_process_at_a_time_moves_runs(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """OPS-05: of several each run is moved once; by hand, who comes second is told."""
+    monkeypatch.setattr(archiving, "BY_HAND_SECONDS", 0.3)
     async with (
         archive(redis_url, tmp_path, archive_after=0) as (desk, fleet),
         archive(redis_url, tmp_path, archive_after=0) as (other, _),

@@ -96,6 +96,24 @@ def test_the_signal_for_autoscalers_is_shown_over_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
+def test_simulated_workers_cost_redis_about_what_real_ones_do(tmp_path: Path) -> None:
+    """Each message wakes each of them once; what they send is never refused."""
+    found = measured(tmp_path, "capacity", "--quick")
+
+    for what in ("idle", "woken"):
+        real = {row["size"]: row for row in rows(found, part="idle", what=what)}
+        crowds = rows(found, part="simulated", what=what)
+        assert [row["size"] for row in crowds] == [2, 4]
+        assert all(row["refused"] == 0 and row["connections"] == 9 * row["size"] for row in crowds)
+        assert real[2]["cpu"] > 0
+    for row in rows(found, part="simulated", what="woken"):
+        assert row["taken"] > 0
+        assert row["fetches"] < (row["size"] + 2) * (row["messages"] + 2)
+    assert all(value >= 0 for value in found["details"]["costs"].values())
+    assert len(found["details"]["tables"]) == 4
+
+
+@pytest.mark.long
 def test_submission_is_measured_through_library_and_command_line(tmp_path: Path) -> None:
     found = measured(tmp_path, "submit", "--lines", "5", "--repeat", "1")
 

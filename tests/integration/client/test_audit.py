@@ -4,16 +4,19 @@ import inspect
 import logging
 import socket
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from redis import Redis
+from support.archives import long_known
 from support.runs.asking_runs import asks, clerk, waiting, worked_on
 from support.runs.scripted_steps import say
 
 from stepfleet.orchestrator import Agent, AsyncFleet, ConfigurationError, Fleet
 from stepfleet.orchestrator.client.approvals import AsyncFleetApprovals
+from stepfleet.orchestrator.client.archive import AsyncFleetArchive
 from stepfleet.orchestrator.client.audit import PAGE
 from stepfleet.orchestrator.client.batch import AsyncBatch, AsyncFleetBatches
 from stepfleet.orchestrator.client.history import AsyncFleetHistory
@@ -22,6 +25,7 @@ from stepfleet.orchestrator.client.runs import AsyncFleetRuns
 from stepfleet.orchestrator.client.schedules import AsyncFleetSchedules
 from stepfleet.orchestrator.limits.limit import Limit
 from stepfleet.orchestrator.records.audit import AuditEntry
+from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.keys import AUDIT
 
 AGENT = Agent("clerk", model="openai:none")
@@ -37,6 +41,7 @@ ROOMS: dict[str, type] = {
     "cache.": AsyncFleetCache,
     "approvals.": AsyncFleetApprovals,
     "schedules.": AsyncFleetSchedules,
+    "archive.": AsyncFleetArchive,
 }
 CHANGE_NOTHING = {
     *("aclose", "check", "forget", "warnings", "overview", "audit", "acting_for", "debug"),
@@ -51,6 +56,7 @@ CHANGE_NOTHING = {
     *("history.get_cost_summary", "limits.all", "limits.use", "limits.wait_of"),
     *("cache.statistics", "scale", "approvals.page", "approvals.of_run", "approvals.of_batch"),
     *("approvals.all", "schedules.all", "schedules.get", "schedules.troubles"),
+    *("archive.state", "archive.verify"),
 }
 HOT = {"submit", "run", "run_with_steps", "run_with_messages", "run_stream", "limits.submitted"}
 """The submission of one run: no entry."""
@@ -129,6 +135,16 @@ ACTIONS: dict[str, tuple[Act, str, str]] = {
     "schedules.resume": (lambda f, _: f.schedules.resume("daily"), "resume", "schedule daily"),
     "schedules.run_now": (lambda f, _: f.schedules.run_now("daily"), "submit", "schedule daily"),
     "schedules.remove": (lambda f, _: f.schedules.remove("daily"), "remove", "schedule daily"),
+    "archive.move": (
+        lambda f, _: f.archive.move(older_than=0),
+        "archive",
+        "runs that ended 0 s ago",
+    ),
+    "archive.restore": (
+        lambda f, s: f.archive.restore([s["ended"]]),
+        "restore",
+        "archived {ended}",
+    ),
 }
 
 
@@ -148,8 +164,12 @@ def test_each_public_method_is_known_to_change_something_or_nothing() -> None:
     assert public == CHANGE_NOTHING | HOT | DECISIONS | ACTIONS.keys()
 
 
-async def test_each_action_leaves_one_entry_and_no_text_of_inputs(redis_url: str) -> None:
-    async with AsyncFleet(redis_url, user="ann") as fleet:
+async def test_each_action_leaves_one_entry_and_no_text_of_inputs(
+    redis_url: str, tmp_path: Path
+) -> None:
+    long_known(redis_url)
+    settings = load_settings(redis_url=redis_url, archive_url=tmp_path.as_uri())
+    async with AsyncFleet(settings=settings, user="ann") as fleet:
         state: dict[str, Any] = {"run": await fleet.submit(AGENT, SECRET)}
         state |= {"ended": await fleet.submit(AGENT, SECRET), "other": uuid4(), "third": uuid4()}
         state["checkpoint"] = await fleet.history.checkpoint(state["run"])

@@ -56,6 +56,21 @@ def test_a_message_that_comes_before_the_reply_of_an_empty_fetch_is_looked_for(
     assert channel.wants_to_fetch()
 
 
+def test_what_others_take_and_acknowledge_wakes_nobody(channel: Channel, redis_url: str) -> None:
+    """A message wakes all who wait for one, once: with many workers that is most of its cost."""
+    with closing(Redis.from_url(redis_url)) as redis:
+        redis.zadd("unacked_index", {"theirs:1": 1.0})
+        redis.hset("unacked", "theirs:1", "[]")
+        redis.zrem("unacked_index", "theirs:1")
+        redis.hdel("unacked", "theirs:1")
+        redis.lpush("waking", "a message")
+    heard, ear = b"", channel.wakeups.connection
+    while b"waking" not in heard:
+        wait_for_words(ear)
+        heard += ear._sock.recv(65_536)
+    assert b"unacked" not in heard
+
+
 def test_acknowledgements_travel_with_a_fetch_of_messages_or_a_moment_later(
     channel: Channel,
 ) -> None:

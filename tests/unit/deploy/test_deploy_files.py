@@ -20,8 +20,11 @@ from stepfleet.orchestrator.cli.main import Command, build
 ROOT = Path(__file__).resolve().parents[3]
 DEPLOY = ROOT / "deploy"
 # May be set in .env, for all services, or for the build.
-OPTIONAL = {"STEPFLEET_SIGNING_KEY", "STEPFLEET_RELEASE"}
-OF_THE_BUILD = {"STEPFLEET_COMMIT"}
+OPTIONAL = {
+    *("STEPFLEET_SIGNING_KEY", "STEPFLEET_RELEASE"),
+    *("STEPFLEET_ARCHIVE_URL", "STEPFLEET_ARCHIVE_AFTER"),
+}
+OF_THE_BUILD = {"STEPFLEET_COMMIT", "STEPFLEET_PACKAGES"}
 UPPER = re.compile(r"`([A-Z][A-Z0-9_]+)`")
 VARIABLE = re.compile(r"(?<!\$)\$\{(\w+)(?:(:[-?])([^}]*))?\}")
 

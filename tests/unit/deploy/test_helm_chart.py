@@ -132,6 +132,10 @@ def test_the_charts_program_is_the_projects_version() -> None:
         ("redis.url", "redis://x", "'url' not allowed"),
         ("replica", 2, "'replica' not allowed"),
         ("drain", "20s", "/drain"),
+        ("archive.url", "/var/archive", "/archive/url"),
+        ("archive.url", "file:///archive", "archive.url: a folder needs archive.existingClaim"),
+        ("archive.url", "s3://b/f?secret=x", "archive.url: its credentials would be readable"),
+        ("archive.after", "1d", "/archive/after"),
         ("workers.default.slot", 5, "'slot' not allowed"),
         ("workers.default.slots", 0, "/workers/default/slots"),
         ("workers.default.pool", "gevent", "/workers/default/pool"),
@@ -427,6 +431,30 @@ def test_keys_of_models_are_for_workers_only(production: list[Manifest]) -> None
         "fleet-stepfleet-keeper": ["signing"],
         "fleet-stepfleet-flower": ["signing"],
     }
+
+
+def test_all_containers_have_the_archive_and_its_secret(production: list[Manifest]) -> None:
+    """OPS-05: keepers and workers move runs there, and Flower reads them."""
+    for pod in pods(production).values():
+        assert environment(pod)["STEPFLEET_ARCHIVE_URL"] == "s3://my-bucket/fleet"
+        assert (
+            Settings(archive_after=environment(pod)["STEPFLEET_ARCHIVE_AFTER"]).archive_after
+            == 3600
+        )
+    archive = {"url": "file:///archive/f", "existingSecret": "keys", "existingClaim": "disk"}
+    flower = {"enabled": True, "existingSecret": "f"}
+    made = pods(rendered(archive=archive, flower=flower))
+    assert len(made) == 3
+    for pod in made.values():
+        (container,) = pod["containers"]
+        assert {"name": "archive", "mountPath": "/archive"} in container["volumeMounts"]
+        claims = [
+            one["persistentVolumeClaim"] for one in pod["volumes"] if one["name"] == "archive"
+        ]
+        assert claims == [{"claimName": "disk"}]
+        assert container["envFrom"] == [{"secretRef": {"name": "keys"}}]
+    for pod in pods(rendered()).values():
+        assert not [name for name in environment(pod) if "ARCHIVE" in name]
 
 
 def test_the_settings_of_the_examples_are_settings(production: list[Manifest]) -> None:

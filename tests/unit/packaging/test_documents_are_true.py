@@ -122,10 +122,13 @@ def test_the_index_lists_every_page() -> None:
 
 
 def test_the_pages_for_users_are_short() -> None:
-    """DOC-03: what proves, and what only the code's authors need, is in docs/internals."""
+    """DOC-03: what proves, and what only the code's authors need, is in docs/internals.
+
+    Of the words, 1,500 are for operating a fleet: how to archive runs, and how to plan for them.
+    """
     pages = [ROOT / "README.md", *DOCS.glob("*.md"), *DOCS.glob("how-to/*.md")]
     texts = {one: one.read_text(encoding="utf-8") for one in pages}
-    assert sum(len(text.split()) for text in texts.values()) <= 50_000
+    assert sum(len(text.split()) for text in texts.values()) <= 51_500
     assert len(texts[ROOT / "README.md"].split()) <= 800
     for name, text in texts.items():
         for line in re.findall(r"^\|.*$", text, re.MULTILINE):

@@ -40,6 +40,7 @@ GIVEN: dict[str, dict[str, Any]] = {
         "state": package.AgentState(agent_id="r1", info=INFO),
     },
     "AgentConfig": {"name": "plain", "model": "openai:none"},
+    "ArchiveDamage": {"file": "f", "url": "s3://b/f", "why": "it is missing", "runs": 2},
     "Ask": {
         "run_id": "r1",
         "step": 1,

@@ -311,17 +311,13 @@ class Channel(WakingChannel):
     def _script_call(self, fetch: Fetch) -> tuple[list[str], list[Any]]:
         in_turn = not isinstance(self._queue_cycle, fixed_order)
         keys = [
-            self.full_key(self.unacked_index_key),
-            self.full_key(self.unacked_key),
-            self.quarantine,
-            self.full_key(LOST_FETCHER) + fetch.tag.partition(":")[0],
-            *(
-                self.full_key(self._q_for_pri(queue, priority))
-                for priority in self.priority_steps
-                for queue in fetch.queues
-            ),
+            self.full_key(self._q_for_pri(queue, priority))
+            for priority in self.priority_steps
+            for queue in fetch.queues
         ]
         args = [
+            *(self.full_key(self.unacked_index_key), self.full_key(self.unacked_key)),
+            *(self.quarantine, self.full_key(LOST_FETCHER) + fetch.tag.partition(":")[0]),
             *(fetch.tag, fetch.wanted, self.batch_bytes, self.message_limit),
             *(int(in_turn), len(fetch.queues), KEPT_ENTRIES, KEPT_BYTES),
             *(self._entry_suffix(queue) for queue in fetch.queues),

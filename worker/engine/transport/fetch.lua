@@ -1,14 +1,16 @@
 -- Acknowledges deliveries, then takes messages and registers them as unacknowledged.
 --
--- KEYS  1 unacked_index (zset), 2 unacked (hash), 3 quarantine (list), 4 mark of a given-up
---       fetcher, 5.. the lists: for each priority, the most urgent first, one per queue
--- ARGV  1 tag of this fetch, 2 messages wanted, 3 bytes after which to stop, 4 largest message in
---       bytes, 5 "1" to take from the queues in turn (else the first queue first), 6 number of
---       queues, 7 entries kept in quarantine, 8 bytes of a message kept there, then per queue the
---       end of its unacked entry ("" where nothing is to be registered), then the tags to
+-- KEYS  the lists: for each priority, the most urgent first, one per queue. No others: where a script
+--       reads anything, CLIENT TRACKING watches all of its KEYS, and each fetcher would be woken by
+--       every message that any other takes or acknowledges.
+-- ARGV  1 unacked_index (zset), 2 unacked (hash), 3 quarantine (list), 4 mark of a given-up
+--       fetcher, 5 tag of this fetch, 6 messages wanted, 7 bytes after which to stop, 8 largest
+--       message in bytes, 9 "1" to take from the queues in turn (else the first queue first), 10
+--       number of queues, 11 entries kept in quarantine, 12 bytes of a message kept there, then per
+--       queue the end of its unacked entry ("" where nothing is to be registered), then the tags to
 --       acknowledge
 -- returns 1 if the lists are empty now (else 0), the number of messages that went to quarantine for
---         their size, then queue number and message of each one taken; the i-th is ARGV[1]:i
+--         their size, then queue number and message of each one taken; the i-th is ARGV[5]:i
 -- Invariant: a message is in its list or under its tag in unacked and unacked_index, never in
 --       neither, except where nothing is to be registered. A fetcher that was given up takes
 --       nothing, however late its call arrives. The entries are kombu's own format
@@ -16,16 +18,16 @@
 -- Lists are looked at once more after they were found empty: a connection with CLIENT TRACKING
 -- then hears of the next message in any of them.
 
-local index, unacked, quarantine = KEYS[1], KEYS[2], KEYS[3]
-local fetch, wanted, budget = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
-local largest, in_turn, queues = tonumber(ARGV[4]), ARGV[5] == '1', tonumber(ARGV[6])
+local index, unacked, quarantine = ARGV[1], ARGV[2], ARGV[3]
+local fetch, wanted, budget = ARGV[5], tonumber(ARGV[6]), tonumber(ARGV[7])
+local largest, in_turn, queues = tonumber(ARGV[8]), ARGV[9] == '1', tonumber(ARGV[10])
 
-if #ARGV >= 9 + queues then
-  redis.call('ZREM', index, unpack(ARGV, 9 + queues))
-  redis.call('HDEL', unacked, unpack(ARGV, 9 + queues))
+if #ARGV >= 13 + queues then
+  redis.call('ZREM', index, unpack(ARGV, 13 + queues))
+  redis.call('HDEL', unacked, unpack(ARGV, 13 + queues))
 end
 
-if wanted <= 0 or redis.call('EXISTS', KEYS[4]) == 1 then
+if wanted <= 0 or redis.call('EXISTS', ARGV[4]) == 1 then
   return {0, 0}
 end
 
@@ -49,10 +51,10 @@ end
 local function refuse(message, queue)
   local about = cjson.encode({
     at = tonumber(now), reason = 'larger than ' .. largest .. ' bytes',
-    queue = KEYS[4 + queue], bytes = #message,
+    queue = KEYS[queue], bytes = #message,
   })
-  redis.call('LPUSH', quarantine, about .. '\n' .. string.sub(message, 1, tonumber(ARGV[8])))
-  redis.call('LTRIM', quarantine, 0, tonumber(ARGV[7]) - 1)
+  redis.call('LPUSH', quarantine, about .. '\n' .. string.sub(message, 1, tonumber(ARGV[12])))
+  redis.call('LTRIM', quarantine, 0, tonumber(ARGV[11]) - 1)
   refused = refused + 1
 end
 
@@ -70,7 +72,7 @@ local function take(list, queue)
     refuse(message, queue)
     return true
   end
-  local ending = ARGV[8 + queue]
+  local ending = ARGV[12 + queue]
   if ending ~= '' then
     local tag = fetch .. ':' .. string.format('%d', #taken / 2)
     table.insert(dates, now)
@@ -88,7 +90,7 @@ local function full()
   return #taken / 2 - 1 >= wanted or budget <= 0 or refused >= wanted
 end
 
-for first = 5, #KEYS, queues do
+for first = 1, #KEYS, queues do
   local found = true
   while found and not full() do
     found = false
@@ -103,7 +105,7 @@ end
 
 register()
 if not full() then
-  for list = 5, #KEYS do
+  for list = 1, #KEYS do
     redis.call('EXISTS', KEYS[list])
   end
   taken[1] = 1

@@ -18,6 +18,12 @@
 {{- if not .flower.ingress.host }}{{ $wrong = append $wrong "flower.ingress.host: give the host of Flower's pages" }}{{ end }}
 {{- if not .flower.ingress.tlsSecret }}{{ $wrong = append $wrong "flower.ingress.tlsSecret: name a Secret with the host's certificate" }}{{ end }}
 {{- end }}
+{{- with .archive }}
+{{- if regexMatch "^(file|local)://" .url }}
+{{- if not (and .existingClaim (regexMatch "^(file|local):///archive(/|$)" .url)) }}{{ $wrong = append $wrong "archive.url: a folder needs archive.existingClaim, which is mounted at /archive: file:///archive" }}{{ end }}
+{{- end }}
+{{- if regexMatch "(?i)://[^/]*:[^/]*@|[?&][a-z_]*(key|secret|token|password|connection_string)=" .url }}{{ $wrong = append $wrong "archive.url: its credentials would be readable in the release and its pods: use archive.existingSecret" }}{{ end }}
+{{- end }}
 {{- if .externalSecret.enabled }}
 {{- if not .externalSecret.store.name }}{{ $wrong = append $wrong "externalSecret.store.name: name the store" }}{{ end }}
 {{- if not .externalSecret.key }}{{ $wrong = append $wrong "externalSecret.key: name the entry of the store" }}{{ end }}
@@ -32,6 +38,9 @@
 {{- $taken := dict "redis_url" "the Secret of redis.existingSecret" "broker_url" "a Secret among envFromSecrets with the key STEPFLEET_BROKER_URL" "drain" "the value drain" "queue" "the value queue" }}
 {{- if .Values.metrics.enabled }}
 {{- $taken = merge $taken (dict "metrics_port" "the chart (9464); metrics.enabled: false frees it" "metrics_host" "the chart (0.0.0.0); metrics.enabled: false frees it") }}
+{{- end }}
+{{- if .Values.archive.url }}
+{{- $taken = merge $taken (dict "archive_url" "the value archive.url" "archive_after" "the value archive.after") }}
 {{- end }}
 {{- range $name, $by := $taken }}
 {{- if include "stepfleet.setting" (dict "root" $ "name" $name) }}

@@ -71,6 +71,11 @@ volumes:
     secret:
       secretName: {{ . | quote }}
   {{- end }}
+  {{- with .root.Values.archive.existingClaim }}
+  - name: archive
+    persistentVolumeClaim:
+      claimName: {{ . | quote }}
+  {{- end }}
   {{- with .placement.volumes }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
 
@@ -98,6 +103,10 @@ volumeMounts:
     mountPath: /etc/stepfleet/redis-ca
     readOnly: true
   {{- end }}
+  {{- if .root.Values.archive.existingClaim }}
+  - name: archive
+    mountPath: /archive
+  {{- end }}
   {{- with .mounts }}{{ toYaml . | nindent 2 }}{{ end }}
 {{- end }}
 
@@ -118,10 +127,25 @@ volumeMounts:
 {{- end }}
 - name: STEPFLEET_QUEUE
   value: {{ .root.Values.queue | quote }}
+{{- with .root.Values.archive }}
+{{- if .url }}
+- name: STEPFLEET_ARCHIVE_URL
+  value: {{ .url | quote }}
+- name: STEPFLEET_ARCHIVE_AFTER
+  value: {{ .after | int64 | quote }}
+{{- end }}
+{{- end }}
 {{- range $name, $value := merge (dict) (.env | default dict) .root.Values.env }}
 - name: {{ $name | quote }}
   value: {{ kindIs "string" $value | ternary $value (toJson $value) | quote }}
 {{- end }}
+{{- end }}
+
+{{/* Secrets whose variables all containers have, as JSON. */}}
+{{- define "stepfleet.secrets" -}}
+{{- $found := .Values.envFromSecrets }}
+{{- with .Values.archive.existingSecret }}{{ $found = append $found . }}{{ end }}
+{{- toJson $found }}
 {{- end }}
 
 {{- define "stepfleet.envFrom" -}}

@@ -13,7 +13,13 @@ async def test_a_reading_that_fails_unexpectedly_shows_none_and_the_next_one_is_
 ) -> None:
     monkeypatch.setattr(instrumentation, "FLEET_SECONDS", 0.05)
     figures = FleetFigures.model_validate(
-        {**dict.fromkeys(FleetFigures.model_fields, 3), "limits": (), "work": {}, "capacity": {}}
+        {
+            **dict.fromkeys(FleetFigures.model_fields, 3),
+            "limits": (),
+            "work": {},
+            "capacity": {},
+            "archive": None,
+        }
     )
     answers: list[FleetFigures | Exception] = [ValueError("not a number"), figures]
     shown: list[FleetFigures | None] = []

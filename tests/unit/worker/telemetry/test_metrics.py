@@ -28,7 +28,7 @@ def metrics() -> Metrics:
 
 def a_fleet(**given: Any) -> FleetFigures:
     """Return figures that are all 3, but for those that are given, and those that are many."""
-    many = {"limits": (), "work": {}, "capacity": {}, **given}
+    many = {"limits": (), "work": {}, "capacity": {}, "archive": None, **given}
     return FleetFigures.model_validate({**dict.fromkeys(FleetFigures.model_fields, 3), **many})
 
 
