@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 import pyarrow.parquet
 import pytest
-from support.runs.archives import archive, end, ended_batch, in_redis, move
+from support.runs.archives import archive, end, ended_batch, files, in_redis, move
 from support.workers.command_line import CommandLine
 
 from stepfleet.orchestrator import AsyncBatch
@@ -87,3 +87,13 @@ async def test_the_command_writes_archived_results(redis_url: str, tmp_path: Pat
         assert pyarrow.parquet.read_table(tmp_path / "a.parquet").equals(table)
         assert len(before[0].splitlines()) == ROWS
         assert orjson.loads(before[0].splitlines()[7])["id"] == "line-7"
+        some = [run_id_of(batch.id, 7)]  # to a file of its own, which is then removed
+        assert await desk.opened.archiving.restore(some) == 1
+        await move(desk)
+        newest = max(await files(desk), key=lambda one: one.number)
+        (tmp_path / "archive" / newest.name).unlink()
+        told = await asyncio.to_thread(command, "results", batch.id, "--fields", "id")
+        assert told.returncode == 1
+        assert len(told.stdout.splitlines()) == ROWS - 1
+        for part in (newest.name, some[0], "there is no such file", "1 result"):
+            assert part in told.stderr

@@ -12,10 +12,11 @@ from support.runs.stored_runs import Bench, answered, bench, failed
 from stepfleet.orchestrator import Agent, AsyncBatch, AsyncFleet
 from stepfleet.orchestrator.archive.segments import read_all
 from stepfleet.orchestrator.errors import NotFoundError, SerializationError
+from stepfleet.orchestrator.records.archive import Archived
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.archived import ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.runs.archiving import DROP_MS, Archived
+from stepfleet.orchestrator.store.runs.archiving import DROP_MS
 
 LONG = {"lease": 600.0, "grace": 60}
 
