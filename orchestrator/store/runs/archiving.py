@@ -100,12 +100,19 @@ class ArchiveFigures(Record):
 
 @dataclass(frozen=True, slots=True)
 class _Copied:
-    """A run, the list that it is in, and by what a script tells that it is still the same."""
+    """A run, the list that it is in, and by what a script tells that it is still the same.
+
+    `size` is about how long its line is.
+    """
 
     copy: RunCopy
     listed: str
     state: str
     size: int
+
+
+_Stored = tuple[str, dict[str, Fields], list[tuple[str, Fields]]]
+"""A run's id, its hashes by the ends of their keys, and its events."""
 
 
 class Archiving(TurnGateway):
@@ -282,15 +289,16 @@ class Archiving(TurnGateway):
 
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
-        done, part = Archived(), list[_Copied]()
+        done, part, size = Archived(), list[_Copied](), 0
         for at in range(0, len(run_ids), READ_TOGETHER):
             copies, left = await self._copies(run_ids[at : at + READ_TOGETHER])
             done += Archived(left=left)
             for one in copies:
                 part.append(one)
-                if sum(each.size for each in part) >= BYTES:
+                size += one.size
+                if size >= BYTES:
                     done += await self._write(part, batch_id)
-                    part = []
+                    part, size = [], 0
         return done + await self._write(part, batch_id) if part else done
 
     async def _copies(self, run_ids: Sequence[str]) -> tuple[list[_Copied], int]:
@@ -301,19 +309,9 @@ class Archiving(TurnGateway):
         named = [(one, reply[1]) for one, reply in pairs if reply[0] > 0]
         owing = [one for one, reply in pairs if reply[0] < 0]
         await self._put_off(owing)
-        reads = [
-            ("HGETALL", f"{self._keys.run(run_id)}{part}")
-            for run_id, _ in named
-            for part in _HASHES
-        ]
-        found = await self._connection.execute_all(*reads)
-        copies: list[_Copied] = []
-        for number, (run_id, state) in enumerate(named):
-            hashes = dict(zip(_HASHES, found[5 * number : 5 * number + 5], strict=True))
-            if not hashes[""]:
-                continue
-            events = await self._events(f"{self._keys.run(run_id)}:events")
-            copies.append(await asyncio.to_thread(_copied, run_id, hashes, events, state))
+        read = await self._read([run_id for run_id, _ in named])
+        given = [(*one, state) for one, (_, state) in zip(read, named, strict=True) if one[1][""]]
+        copies = await asyncio.to_thread(lambda: [_copied(*one) for one in given])
         return copies, len(owing)
 
     async def _put_off(self, run_ids: Sequence[str]) -> None:
@@ -325,15 +323,27 @@ class Archiving(TurnGateway):
     async def _ask(self, run_id: str, number: str = "", state: str = "") -> tuple[Any, ...]:
         return self._scripts.call("archive", run_id, number, state)
 
-    async def _events(self, key: str) -> list[tuple[str, Fields]]:
-        found: list[tuple[str, Fields]] = []
-        after = "-"
-        while True:
-            page = await self._connection.execute("XRANGE", key, after, "+", "COUNT", EVENTS)
-            found += [(place, fields) for place, fields in page]
-            if len(page) < EVENTS:
-                return found
-            after = f"({page[-1][0]}"
+    async def _read(self, run_ids: Sequence[str]) -> list[_Stored]:
+        """Return the runs' hashes and events, read together but for the events of long runs."""
+        run_keys = [self._keys.run(one) for one in run_ids]
+        hashes = [("HGETALL", f"{key}{part}") for key in run_keys for part in _HASHES]
+        events = [("XRANGE", f"{key}:events", "-", "+", "COUNT", EVENTS) for key in run_keys]
+        found = await self._connection.execute_all(*hashes, *events)
+        stored: list[_Stored] = []
+        for at, (run_id, page) in enumerate(zip(run_ids, found[len(hashes) :], strict=True)):
+            parts = found[len(_HASHES) * at : len(_HASHES) * (at + 1)]
+            logged = await self._events(f"{run_keys[at]}:events", page)
+            stored.append((run_id, dict(zip(_HASHES, parts, strict=True)), logged))
+        return stored
+
+    async def _events(self, key: str, page: list[tuple[str, Fields]]) -> list[tuple[str, Fields]]:
+        """Return the events of a run, of which `page` are the first."""
+        found = list(page)
+        while len(page) == EVENTS:
+            given = (f"({page[-1][0]}", "+", "COUNT", EVENTS)
+            page = await self._connection.execute("XRANGE", key, *given)
+            found += page
+        return found
 
     async def _write(self, runs: Sequence[_Copied], batch_id: str | None) -> Archived:
         """Write a file with these runs, and remove them from Redis."""
@@ -526,7 +536,8 @@ def _copied(
     }
     copy = RunCopy(run_id, {part: one for part, one in hashes.items() if one}, events)
     listed = header.get("stop_reason") or header["status"]
-    return _Copied(copy, listed, state, len(copy.line()))
+    parts = (*copy.hashes.values(), *(fields for _, fields in events))
+    return _Copied(copy, listed, state, sum(len(one) for part in parts for one in part.values()))
 
 
 def _plain(fields: Fields, names: Iterable[str]) -> Fields:
