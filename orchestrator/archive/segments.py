@@ -20,6 +20,8 @@ SCHEMA = 1
 SUFFIX = ".jsonl.zst"
 FRAME_BYTES = 262_144
 """About how many bytes of lines are in a frame, unless one run has more."""
+LONGEST_ERROR = 2_000
+"""Characters of an error by which lists select."""
 LARGEST = 1 << 30
 """Bytes of a frame's lines; one that claims more is refused."""
 _LEVEL = 6
@@ -145,7 +147,7 @@ def _parts(runs: Sequence[tuple[RunCopy, str]]) -> Iterator[list[tuple[RunCopy, 
 def _entry(copy: RunCopy, listed: str, frame: int) -> ArchivedEntry:
     header = copy.header
     plain = {name: header.get(name, "") for name in ("agent", "tenant", "parent", "batch")}
-    error = header.get("error", "")[:500]
+    error = header.get("error", "")[:LONGEST_ERROR]
     return ArchivedEntry(copy.run_id, frame, int(header["created"]), listed, **plain, error=error)
 
 

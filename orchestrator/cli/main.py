@@ -80,6 +80,7 @@ _WORDS = (
     (re.compile(r"\(at=(\d+)\)"), r"(--at \1)"),
     (re.compile(r"\(agent=\.\.\.\)"), "(--agent)"),
     (re.compile(r"\bgive page=N\b"), "give --page N"),
+    (re.compile(r"\badd archived=True\b"), "add --archived"),
     (
         re.compile(r"\bor for the whole batch with agent=\.\.\."),
         "or for all lines with --agent NAME",

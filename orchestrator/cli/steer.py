@@ -298,6 +298,7 @@ def restore(
 
 
 def purge(
+    *,
     batch: Annotated[
         str | None, typer.Option("--batch", "-b", help="Only runs of this batch.")
     ] = None,
@@ -309,6 +310,9 @@ def purge(
         str,
         typer.Option("--older-than", metavar="TIME", help="Only runs that ended longer ago: 2d."),
     ] = "0",
+    archived: Annotated[
+        bool, typer.Option("--archived", help="Also files of the archive, as wholes.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", "-n", help="Only count them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     json: options.Json = False,
@@ -319,6 +323,7 @@ def purge(
         "batch": batch,
         "statuses": status or (),
         "older_than": seconds_of(older_than, "--older-than"),
+        "archived": archived,
     }
 
     async def remove(fleet: AsyncFleet) -> None:

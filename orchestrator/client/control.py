@@ -44,6 +44,7 @@ from stepfleet.orchestrator.store.runs.control import (
 from stepfleet.orchestrator.store.runs.reading import (
     Found,
     StoredRun,
+    archived_batch,
     ended_run,
     in_parts,
     steps_of,
@@ -255,9 +256,9 @@ class _Retry:
     why: ConfigurationError | None = None
     shared: dict[tuple[str, str], tuple[AgentConfig, Changes]] = field(default_factory=dict)
 
-    def refuse(self, error: ConfigurationError) -> None:
-        """Count a run that cannot be retried; the first reason is reported."""
-        self.refused += 1
+    def refuse(self, error: ConfigurationError, many: int = 1) -> None:
+        """Count runs that cannot be retried; the first reason is reported."""
+        self.refused += many
         self.why = self.why or error
 
 
@@ -286,6 +287,9 @@ class BatchRetry:
         rows = 0
         for run_ids in pages_of(manifest.batch_id, manifest.rows, ROWS):
             ended = await self._store.batches.in_states(run_ids, wanted)
+            if moved := await self._store.reads.archived.where(ended):
+                request.refuse(archived_batch(manifest.batch_id), len(moved))
+                ended = [one for one in ended if one not in moved]
             if selection.conditions and ended:
                 found = await self._store.runs.failed(ended)
                 ended = [run.run_id for run in found if selection.selects(run)]

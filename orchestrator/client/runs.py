@@ -27,7 +27,7 @@ from stepfleet.orchestrator.client.session import FleetSession
 from stepfleet.orchestrator.client.watching.follow import Steps
 from stepfleet.orchestrator.client.watching.standstill import begins_after, explained_when_late
 from stepfleet.orchestrator.client.watching.watch import cancel_is_left
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.errors import ConfigurationError, ConflictError
 from stepfleet.orchestrator.protocol.claim import Want
 from stepfleet.orchestrator.records.base import well_formed
 from stepfleet.orchestrator.records.calls.answers import After
@@ -381,6 +381,7 @@ class AsyncFleetRuns:
         batch: str | None = None,
         statuses: Sequence[str] = (),
         older_than: float = 0.0,
+        archived: bool = False,
         dry_run: bool = False,
         on_progress: Callable[[int], None] | None = None,
     ) -> int:
@@ -390,10 +391,16 @@ class AsyncFleetRuns:
         those of some end states (`completed`, `stopped`, ...), `older_than` those that ended at
         least that many seconds ago. A batch counts them on, as it does expired ones; one that is
         purged whole and has no open runs is forgotten. With `dry_run` nothing is removed.
+        What is in the archive stays, unless `archived`: then its files go all of whose runs are
+        meant, and `statuses` cannot be given.
         `on_progress` receives the number so far after each page. Works while Redis is full; open
         runs stay, and so do those whose end others are still to learn, and runs below a `batch`.
-        Raises `ConfigurationError` for an unknown batch or state.
+        Raises `ConfigurationError` for an unknown batch or state, `ConflictError` for a whole batch
+        of which runs are archived, unless `archived`.
         """
+        if archived and statuses:
+            msg = "archived: the archive's files go as wholes; leave statuses out"
+            raise ConfigurationError(msg)
         for status in statuses:
             if status not in _ENDS:
                 msg = f"no run ends as {status!r}; write one of {', '.join(_ENDS)}"
@@ -403,9 +410,12 @@ class AsyncFleetRuns:
             raise ConfigurationError(msg)
         store = await self._session.store()
         if batch is not None:
-            await store.batches.get(batch)
-        done = 0
-        async for done in store.purging.purge(Purge(batch, tuple(statuses), older_than, dry_run)):
+            manifest = await store.batches.get(batch)
+            if manifest.archived and not (archived or statuses or older_than):
+                msg = f"runs of batch {batch} are archived: add archived=True to remove them, too"
+                raise ConflictError(msg)
+        done, which = 0, Purge(batch, tuple(statuses), older_than, dry_run, archived)
+        async for done in store.purging.purge(which):
             if on_progress is not None:
                 on_progress(done)
         return done

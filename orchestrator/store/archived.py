@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 Failure = ArchiveError | ConfigurationError | SerializationError
 FAILURES = (ArchiveError, ConfigurationError, SerializationError)
 """What reading an archive may raise: out of reach, not to be opened here, or damaged."""
-LOOK_SECONDS = 10.0
-"""How long a client believes that a fleet has no archive."""
+LOOK_SECONDS = 2.0
+"""How long a client believes that a fleet has no archive; nothing is moved before all know."""
 KEPT_INDEXES = 16
 KEPT_FRAMES = 32
 TOGETHER_BYTES = 8 * 1024 * 1024
@@ -112,7 +112,9 @@ class ArchivedRuns:
     ) -> None:
         self._settings, self._connection, self._keys = settings, connection, names
         self._configs = configs
-        self._files, self._order = map(names.of, (keys.ARCHIVE_FILES, keys.ARCHIVE_ORDER))
+        self._files, self._order, self._state = map(
+            names.of, (keys.ARCHIVE_FILES, keys.ARCHIVE_ORDER, keys.ARCHIVE_STATE)
+        )
         self._unused_until = 0.0
         self._places: dict[str, ArchivePlace] = {}
         self._known: dict[int, ArchiveFile] = {}
@@ -123,7 +125,7 @@ class ArchivedRuns:
         """Return whether the fleet has an archive, as far as this client knows."""
         if time.monotonic() < self._unused_until:
             return False
-        used = bool(await self._connection.execute("EXISTS", self._files))
+        used = bool(await self._connection.execute("EXISTS", self._state))
         if not used:
             self._unused_until = time.monotonic() + LOOK_SECONDS
         return used
@@ -370,8 +372,7 @@ class RunReads:
     """Reads keys of runs: from Redis and, where that has nothing of a run, from the archive."""
 
     def __init__(self, connection: Connection, names: Keys, archived: ArchivedRuns) -> None:
-        self._connection = connection
-        self._run = f"{names.prefix}{keys.PREFIX}:{{s"
+        self._connection, self._keys = connection, names
         self.archived = archived
 
     async def execute(self, *command: Any) -> Any:
@@ -385,20 +386,19 @@ class RunReads:
     ) -> list[Any]:
         """Return the replies to commands that read, each one run.
 
-        A run is looked for in the archive where no command gets anything of it. With `report`, runs
-        of files that cannot be read are as if they were not there.
+        All that they get of one run is from Redis, or all from the archive: whether it was moved is
+        read after them. With `report`, runs of files that cannot be read are as if they were not
+        there.
         """
-        replies = await self._connection.execute_all(*commands)
+        if not commands or not await self.archived.is_used():
+            return await self._connection.execute_all(*commands)
         runs = [_run_of(command[1]) for command in commands]
-        there = {
-            run_id
-            for (run_id, _), command, reply in zip(runs, commands, replies, strict=True)
-            if not _is_empty(command[0], reply)
-        }
-        missing = list(dict.fromkeys(run_id for run_id, _ in runs if run_id not in there))
-        copies = await self.archived.load(missing, report) if missing else {}
-        if not copies:
-            return replies
+        run_ids = list(dict.fromkeys(run_id for run_id, _ in runs))
+        marks = [("HGET", self._keys.archived(one), one) for one in run_ids]
+        found = await self._connection.execute_all(*commands, *marks)
+        replies, stored = found[: len(commands)], found[len(commands) :]
+        moved = [one for one, mark in zip(run_ids, stored, strict=True) if mark]
+        copies = await self.archived.load(moved, report) if moved else {}
         return [
             answer(copies[run_id], part, command[0], *command[2:]) if run_id in copies else reply
             for (run_id, part), command, reply in zip(runs, commands, replies, strict=True)
@@ -415,12 +415,6 @@ def _run_of(key: str) -> tuple[str, str]:
         if run_id.endswith(part):
             return run_id.removesuffix(part), part
     return run_id, ""
-
-
-def _is_empty(word: str, reply: Any) -> bool:
-    if word == "HMGET":
-        return all(one is None for one in reply)
-    return not reply
 
 
 def answer(copy: RunCopy, part: str, word: str, *given: Any) -> Any:

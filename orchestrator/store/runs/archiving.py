@@ -3,7 +3,8 @@
 A file is written, read back, compared and entered; then its runs go from Redis, each in one step
 that checks that it is still as it was copied. Where a process dies in between, the file has runs
 that Redis has too: those are moved again, to another file, and reads take what Redis has. A file
-that was not entered as a whole is removed by whoever has the turn next.
+that was not entered as a whole is removed an hour later; a process that sleeps in the midst of its
+work, and goes on when the turn is another's, finds by Redis's clock that it is too late.
 """
 
 import asyncio
@@ -32,7 +33,7 @@ from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.archived import ArchiveFile
+from stepfleet.orchestrator.store.archived import LOOK_SECONDS, ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
@@ -51,6 +52,12 @@ BYTES = 8 * 1024 * 1024
 LEAST = 200
 """Runs for which a file is worth while, unless the oldest of them waits for `PATIENCE_MS`."""
 PATIENCE_MS = 3_600_000
+BATCHES = 100
+"""Batches that are moved in one turn."""
+ENTER_MS = 1_800_000
+"""How long after its name was entered a file may get its runs; Redis itself holds to it."""
+DROP_MS = 2 * ENTER_MS
+"""When a file that is not whole is nobody's any more."""
 MOST_DUE = 20_000
 """Runs of a shard that are looked at in one turn."""
 READ_TOGETHER = 50
@@ -102,13 +109,15 @@ class ArchiveFigures(Record):
 class _Copied:
     """A run, the list that it is in, and by what a script tells that it is still the same.
 
-    `size` is about how long its line is.
+    `size` is about how long its line is, `created` in ms.
     """
 
     copy: RunCopy
     listed: str
     state: str
     size: int
+    created: int
+    config: str
 
 
 _Stored = tuple[str, dict[str, Fields], list[tuple[str, Fields]]]
@@ -158,6 +167,9 @@ class Archiving(TurnGateway):
             msg = "another process moves runs to the archive now; repeat this when it has done so"
             raise ConflictError(msg)
         try:
+            if not await self._connection.execute("HEXISTS", self._state, "gathered"):
+                await self.gather()
+                await asyncio.sleep(2 * LOOK_SECONDS)
             await self.gather()
             done = Archived()
             while (moved := await self.move_due(after, least=1)).runs:
@@ -202,17 +214,24 @@ class Archiving(TurnGateway):
         Fewer than `least` runs without a batch wait for others, for up to an hour.
         """
         await self._drop_unfinished()
-        if not await self._connection.execute("HEXISTS", self._state, "gathered"):
+        gathered = await self._connection.execute("HGET", self._state, "gathered")
+        if not gathered:
             await self.gather()
         now = milliseconds(await self._connection.now())
         before, done = now - round(after * 1000), Archived()
+        if not gathered or int(gathered) > now - 2000 * LOOK_SECONDS:
+            return done  # all clients are to know first that there is an archive
         async for part in self._aged(before, least):
             done += await self._move(part, None)
             await self.hold("")
         for batch_id in await self._connection.execute(
-            "ZRANGEBYSCORE", self._due_batches, "-inf", before
+            "ZRANGEBYSCORE", self._due_batches, "-inf", before, "LIMIT", 0, BATCHES
         ):
-            done += await self.move_batch(batch_id)
+            try:
+                done += await self.move_batch(batch_id)
+            except SerializationError as error:  # of a newer version
+                log.warning("batch %s is not archived: %s", batch_id, error)
+                await self._put_off_batch(batch_id)
         return done
 
     async def gather(self) -> None:
@@ -226,7 +245,7 @@ class Archiving(TurnGateway):
         for batch_id in await self._connection.execute("ZRANGE", self._all_batches, 0, -1):
             await self._gather_batch(batch_id)
         now = milliseconds(await self._connection.now())
-        await self._connection.execute("HSET", self._state, "gathered", now)
+        await self._connection.execute("HSETNX", self._state, "gathered", now)
 
     async def _gather_list(self, shard: int, name: str) -> None:
         aging, place = self._keys.aging(shard), 0
@@ -281,11 +300,14 @@ class Archiving(TurnGateway):
             done += await self._move(some, batch_id)
             await self.hold("")
         if done.left:
-            later = milliseconds(await self._connection.now()) + LATER_MS
-            await self._connection.execute("ZADD", self._due_batches, "XX", later, batch_id)
+            await self._put_off_batch(batch_id)
         else:
             await self._connection.execute("ZREM", self._due_batches, batch_id)
         return done
+
+    async def _put_off_batch(self, batch_id: str) -> None:
+        later = milliseconds(await self._connection.now()) + LATER_MS
+        await self._connection.execute("ZADD", self._due_batches, "XX", later, batch_id)
 
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
@@ -307,12 +329,13 @@ class Archiving(TurnGateway):
         replies = await SweepPace(self._connection).send(looks)
         pairs = list(zip(run_ids, replies, strict=True))
         named = [(one, reply[1]) for one, reply in pairs if reply[0] > 0]
-        owing = [one for one, reply in pairs if reply[0] < 0]
-        await self._put_off(owing)
+        stay = [one for one, reply in pairs if reply[0] < 0]
         read = await self._read([run_id for run_id, _ in named])
         given = [(*one, state) for one, (_, state) in zip(read, named, strict=True) if one[1][""]]
-        copies = await asyncio.to_thread(lambda: [_copied(*one) for one in given])
-        return copies, len(owing)
+        copies = await asyncio.to_thread(lambda: [_tried(*one) for one in given])
+        stay += [one[0] for one, copy in zip(given, copies, strict=True) if copy is None]
+        await self._put_off(stay)
+        return [one for one in copies if one is not None], len(stay)
 
     async def _put_off(self, run_ids: Sequence[str]) -> None:
         later = milliseconds(await self._connection.now()) + LATER_MS
@@ -320,8 +343,10 @@ class Archiving(TurnGateway):
             aging = self._keys.aging(self._keys.shard_of(run_id))
             await self._connection.execute("ZADD", aging, "XX", later, run_id)
 
-    async def _ask(self, run_id: str, number: str = "", state: str = "") -> tuple[Any, ...]:
-        return self._scripts.call("archive", run_id, number, state)
+    async def _ask(
+        self, run_id: str, number: str = "", state: str = "", until: int = 0
+    ) -> tuple[Any, ...]:
+        return self._scripts.call("archive", run_id, number, state, until)
 
     async def _read(self, run_ids: Sequence[str]) -> list[_Stored]:
         """Return the runs' hashes and events, read together but for the events of long runs."""
@@ -362,7 +387,7 @@ class Archiving(TurnGateway):
         await place.write(name, segment.data)
         self._crash("archive-written")
         await self._verify(file, segment, runs)
-        times = [int(one.copy.header["created"]) for one in runs]
+        times = [one.created for one in runs]
         whole = file.model_copy(
             update={
                 "runs": len(runs),
@@ -382,7 +407,11 @@ class Archiving(TurnGateway):
     async def _remove(self, runs: Sequence[_Copied], file: ArchiveFile) -> Archived:
         pace, gone = SweepPace(self._connection), 0
         for group in pace.groups(runs):
-            calls = [await self._ask(one.copy.run_id, str(file.number), one.state) for one in group]
+            until = file.at + ENTER_MS
+            calls = [
+                await self._ask(one.copy.run_id, str(file.number), one.state, until)
+                for one in group
+            ]
             gone += sum(reply[0] == 1 for reply in await pace.send(calls))
             self._crash("archive-removing")
         if not gone:  # all went on meanwhile
@@ -393,7 +422,7 @@ class Archiving(TurnGateway):
         return Archived(gone, int(gone > 0), file.size if gone else 0, len(runs) - gone)
 
     async def _configs_of(self, runs: Sequence[_Copied]) -> dict[str, str]:
-        digests = {one.copy.header["config"] for one in runs}
+        digests = {one.config for one in runs}
         texts = {one: await self._configs.text(one) for one in digests}
         return {digest: text for digest, text in texts.items() if text is not None}
 
@@ -415,9 +444,10 @@ class Archiving(TurnGateway):
         await self._connection.execute("HSET", self._files, file.number, file.to_json())
 
     async def _drop_unfinished(self) -> None:
-        """Remove files that processes have not finished which are gone."""
+        """Remove files that processes have not finished which are gone, or sleep."""
+        before = milliseconds(await self._connection.now()) - DROP_MS
         async for file in self._archived.files():
-            if not file.is_whole:
+            if not file.is_whole and file.at < before:
                 await self._drop(file)
 
     async def _drop(self, file: ArchiveFile) -> None:
@@ -523,6 +553,17 @@ def _chunks(fields: Fields) -> Iterator[Fields]:
         yield part
 
 
+def _tried(
+    run_id: str, hashes: dict[str, Fields], events: list[tuple[str, Fields]], state: str
+) -> _Copied | None:
+    """Return a run as `_copied` does; None, and an entry in the log, for one that stays."""
+    try:
+        return _copied(run_id, hashes, events, state)
+    except Exception:
+        log.exception("run %s cannot be archived, and stays", run_id)
+        return None
+
+
 def _copied(
     run_id: str, hashes: dict[str, Fields], events: list[tuple[str, Fields]], state: str
 ) -> _Copied:
@@ -537,7 +578,8 @@ def _copied(
     copy = RunCopy(run_id, {part: one for part, one in hashes.items() if one}, events)
     listed = header.get("stop_reason") or header["status"]
     parts = (*copy.hashes.values(), *(fields for _, fields in events))
-    return _Copied(copy, listed, state, sum(len(one) for part in parts for one in part.values()))
+    size = sum(len(one) for part in parts for one in part.values())
+    return _Copied(copy, listed, state, size, int(header["created"]), header["config"])
 
 
 def _plain(fields: Fields, names: Iterable[str]) -> Fields:

@@ -283,12 +283,16 @@ def _result(reply: Any) -> ControlResult:
 
 @dataclass(frozen=True, slots=True)
 class Purge:
-    """Which ended runs are to go: of one batch, of these end states, ended `older_than` s ago."""
+    """Which ended runs are to go: of one batch, of these end states, ended `older_than` s ago.
+
+    Those of the archive too where it is said.
+    """
 
     batch_id: str | None = None
     statuses: tuple[str, ...] = ()
     older_than: float = 0.0
     dry_run: bool = False
+    archived: bool = False
 
     @property
     def is_whole_batch(self) -> bool:
@@ -307,8 +311,8 @@ class Purging(Gateway):
         """Remove matching runs, or count them in a dry run; yield their number after each page.
 
         Those whose end other runs are to learn go when they know it; where no worker tells them
-        within two seconds, they stay. Of the archive go the files all of whose runs match, where
-        all end states are meant. Repeating it is harmless. Raises `StoreError` when Redis stays out
+        within two seconds, they stay. Of the archive go the files all of whose runs match.
+        Repeating it is harmless. Raises `StoreError` when Redis stays out
         of reach, `ArchiveError` when the archive does.
         """
         before = milliseconds(await self._connection.now()) - round(what.older_than * 1000)
@@ -329,7 +333,7 @@ class Purging(Gateway):
                 removed, left = await self._page(page, conditions, pace)
                 done, owing = done + removed, owing + left
             yield done
-        if not what.statuses:
+        if what.archived:
             done += await self._archiving.purge(what.batch_id, before, dry_run=what.dry_run)
             yield done
         if what.is_whole_batch and what.batch_id and not owing:

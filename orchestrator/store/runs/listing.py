@@ -190,7 +190,8 @@ class RunLists(Gateway):
             looked += sum(one.looked for one in found)
             # Before the place that every shard has reached nothing is missing.
             reached = max((one.last for one in found if one.last), key=_order, default=None)
-            runs = sorted((run for one in found for run in one.runs), key=_order, reverse=True)
+            # The archive was asked last: a run that has just moved there is named twice.
+            runs = sorted({run for one in found for run in one.runs}, key=_order, reverse=True)
             sure = [run for run in runs if reached is None or run.order >= reached.order]
             more = len(sure) > limit - len(ids)
             sure = sure[: limit - len(ids)]
@@ -220,11 +221,11 @@ class RunLists(Gateway):
     async def _archived(self, which: RunFilter, most: int, cursor: Cursor | None) -> _Found:
         wanted = {name: getattr(which, name) for name in _EQUAL[2:]}
         wanted = {name: value for name, value in wanted.items() if value is not None}
-        error = (which.error or "").lower()
+        error = (which.error or "").encode().lower()
 
         def matches(entry: ArchivedEntry) -> bool:
             equal = all(getattr(entry, name) == value for name, value in wanted.items())
-            return equal and entry.listed in which.lists and error in entry.error.lower()
+            return equal and entry.listed in which.lists and error in entry.error.encode().lower()
 
         place = cursor.order if cursor else None
         runs, looked, last = await self._reads.archived.page(matches, most, place, which.since_ms)

@@ -277,11 +277,7 @@ class RunReader(Gateway):
         Each has its `sequence` number, from 1 without gaps, and an `event_id` made of it.
         """
         key = f"{self._keys.run(run_id)}:events"
-        # With the header: a run that is there and has no newer events is looked for nowhere else.
-        entries, _ = await self._reads.execute_all(
-            ("XRANGE", key, f"({after}", "+", "COUNT", 500),
-            ("HGET", self._keys.run(run_id), "status"),
-        )
+        entries = await self._reads.execute("XRANGE", key, f"({after}", "+", "COUNT", 500)
         events: list[dict[str, Any]] = []
         for position, fields in entries:
             first = int(fields["first"])
@@ -431,6 +427,12 @@ def archived_run(run_id: str) -> ConflictError:
     """Return the error about a run that is to change, and is in the archive."""
     msg = f"run {run_id} is archived: 'stepfleet archive --restore {run_id}' brings it back"
     return ConflictError(msg)
+
+
+def archived_batch(batch_id: str) -> ConflictError:
+    """Return the error about runs of a batch that are to change, and are in the archive."""
+    back = f"'stepfleet archive --restore {batch_id}' brings them back"
+    return ConflictError(f"runs of batch {batch_id} are archived: {back}")
 
 
 def ended_run(run_id: str, header: Fields, log: Fields, config: AgentConfig) -> StoredRun:

@@ -1,5 +1,5 @@
 -- Removes an ended run of which a file of the archive has a copy. ARGV[2] the file's number, ARGV[3] what the copy has (see
--- below), or '' to look only. Returns {1, what it has} when it is gone, {0} for a run that has not ended or is not as it
+-- below), or '' to look only, ARGV[4] until when it may go (ms). Returns {1, what it has} when it is gone, {0} for a run that has not ended or is not as it
 -- was copied, {-1} for one that owes its end, or a request, to other runs: it goes when these know (see settled.lua).
 -- What it has are lengths, and a digest of the header where that is short: whatever changes a run that has ended changes one.
 -- Invariants: as in purge.lua a batch counts the run still. Memory is freed before any is needed, so that a full Redis runs
@@ -7,6 +7,9 @@
 local SHORT = 262144
 local h = fields_of(run_key, 'status', 'stop_reason', 'batch', 'reach', 'returns', 'ended', 'updated', 'vain')
 local aging = shard .. 'aging'
+if not h.status and ARGV[3] ~= '' and string.match(redis.call('HGET', archived_key(), run_id) or '', '^%d+') == ARGV[2] then
+  return { 1, '' } -- the reply to the first call was lost
+end
 if not h.status or not TERMINAL[h.status] then
   redis.call('ZREM', aging, run_id)
   return { 0 }
@@ -19,7 +22,7 @@ for _, name in ipairs({ 'slim', 'metadata', 'error', 'outcome' }) do size = size
 if size <= SHORT then has[#has + 1] = redis.sha1hex(table.concat(redis.call('HGETALL', run_key), '\0')) end
 has = table.concat(has, ' ')
 if ARGV[3] == '' then return { 1, has } end
-if has ~= ARGV[3] then return { 0 } end
+if has ~= ARGV[3] or now_ms() > number(ARGV[4]) then return { 0 } end
 redis.call('UNLINK', run_key .. ':chunks', run_key .. ':chunks:attempts', run_key .. ':returns', unpack(ALL_KEYS))
 redis.call('ZREM', shard .. 'runs:' .. list_of(h.status, h.stop_reason or ''), run_id)
 redis.call('ZREM', due_key, run_id)
