@@ -430,13 +430,12 @@ class Archiving(TurnGateway):
         """Read a file back. Raises `ArchiveError` where it is not what was written."""
         data = await self._archived.place(file.url).read(file.name)
         try:
-            index, found = await asyncio.to_thread(read_all, data)
+            same = await asyncio.to_thread(_is_same, data, segment, runs)
         except SerializationError as error:
             raise ArchiveError(
                 f"{file.name} in {file.url} was written, but: {error.message}"
             ) from None
-        same = all(found.get(one.copy.run_id) == one.copy for one in runs)
-        if data != segment.data or index != segment.index or not same:
+        if not same:
             msg = f"{file.name} in {file.url} was written, and reads otherwise; nothing is removed"
             raise ArchiveError(msg)
 
@@ -551,6 +550,13 @@ def _chunks(fields: Fields) -> Iterator[Fields]:
         size += len(value) + len(name)
     if part:
         yield part
+
+
+def _is_same(data: bytes, segment: Segment, runs: Sequence[_Copied]) -> bool:
+    """Return whether a file has these runs and no others. Raises `SerializationError`."""
+    index, found = read_all(data)
+    same = all(found.get(one.copy.run_id) == one.copy for one in runs)
+    return same and index == segment.index and data == segment.data
 
 
 def _tried(
