@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 from stepfleet.orchestrator.archive.segments import (
     SUFFIX,
@@ -61,6 +61,9 @@ DROP_MS = 2 * ENTER_MS
 MOST_DUE = 20_000
 """Runs of a shard that are looked at in one turn."""
 READ_TOGETHER = 50
+READ_BYTES = 1024 * 1024
+"""Bytes of runs, in Redis, that are read together, unless one has more; in JSON they are several
+times as many."""
 LATER_MS = 600_000
 """When runs are looked at again that could not go, since others are to learn of their ends."""
 EVENTS = 500
@@ -122,6 +125,14 @@ class _Copied:
 
 _Stored = tuple[str, dict[str, Fields], list[tuple[str, Fields]]]
 """A run's id, its hashes by the ends of their keys, and its events."""
+
+
+class _Look(NamedTuple):
+    """A run that can go, what tells that it is still the same, and its bytes in Redis."""
+
+    run_id: str
+    state: str
+    bytes: int
 
 
 class Archiving(TurnGateway):
@@ -312,28 +323,30 @@ class Archiving(TurnGateway):
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
         done, part, size = Archived(), list[_Copied](), 0
-        for at in range(0, len(run_ids), READ_TOGETHER):
-            copies, left = await self._copies(run_ids[at : at + READ_TOGETHER])
-            done += Archived(left=left)
-            for one in copies:
-                part.append(one)
-                size += one.size
-                if size >= BYTES:
+        pace = SweepPace(self._connection)
+        for group in pace.groups(run_ids):
+            replies = await pace.send([self._ask(one) for one in group])
+            pairs = list(zip(group, replies, strict=True))
+            owing = [one for one, reply in pairs if reply[0] < 0]
+            await self._put_off(owing)
+            done += Archived(left=len(owing))
+            looks = [_Look(one, *reply[1:]) for one, reply in pairs if reply[0] > 0]
+            for some in _within(READ_BYTES, looks):
+                copies, left = await self._copies(some)
+                done += Archived(left=left)
+                part += copies
+                size += sum(one.size for one in copies)
+                if size >= BYTES or len(part) >= RUNS:
                     done += await self._write(part, batch_id)
                     part, size = [], 0
         return done + await self._write(part, batch_id) if part else done
 
-    async def _copies(self, run_ids: Sequence[str]) -> tuple[list[_Copied], int]:
-        """Return copies of the runs that can go, and how many others are there that cannot."""
-        looks = [await self._ask(one) for one in run_ids]
-        replies = await SweepPace(self._connection).send(looks)
-        pairs = list(zip(run_ids, replies, strict=True))
-        named = [(one, reply[1]) for one, reply in pairs if reply[0] > 0]
-        stay = [one for one, reply in pairs if reply[0] < 0]
-        read = await self._read([run_id for run_id, _ in named])
-        given = [(*one, state) for one, (_, state) in zip(read, named, strict=True) if one[1][""]]
+    async def _copies(self, looks: Sequence[_Look]) -> tuple[list[_Copied], int]:
+        """Return copies of runs, and how many others cannot be copied and stay."""
+        read = await self._read([one.run_id for one in looks])
+        given = [(*one, look.state) for one, look in zip(read, looks, strict=True) if one[1][""]]
         copies = await asyncio.to_thread(lambda: [_tried(*one) for one in given])
-        stay += [one[0] for one, copy in zip(given, copies, strict=True) if copy is None]
+        stay = [one[0] for one, copy in zip(given, copies, strict=True) if copy is None]
         await self._put_off(stay)
         return [one for one in copies if one is not None], len(stay)
 
@@ -343,7 +356,7 @@ class Archiving(TurnGateway):
             aging = self._keys.aging(self._keys.shard_of(run_id))
             await self._connection.execute("ZADD", aging, "XX", later, run_id)
 
-    async def _ask(
+    def _ask(
         self, run_id: str, number: str = "", state: str = "", until: int = 0
     ) -> tuple[Any, ...]:
         return self._scripts.call("archive", run_id, number, state, until)
@@ -409,8 +422,7 @@ class Archiving(TurnGateway):
         for group in pace.groups(runs):
             until = file.at + ENTER_MS
             calls = [
-                await self._ask(one.copy.run_id, str(file.number), one.state, until)
-                for one in group
+                self._ask(one.copy.run_id, str(file.number), one.state, until) for one in group
             ]
             gone += sum(reply[0] == 1 for reply in await pace.send(calls))
             self._crash("archive-removing")
@@ -537,6 +549,19 @@ class Archiving(TurnGateway):
             if any(one.number == number for one in found.values()):
                 return
         await self._drop(file)
+
+
+def _within(most: int, looks: Iterable[_Look]) -> Iterator[list[_Look]]:
+    """Yield runs in parts of so many bytes at most, unless one run has more."""
+    part, size = list[_Look](), 0
+    for one in looks:
+        if part and size + one.bytes > most:
+            yield part
+            part, size = [], 0
+        part.append(one)
+        size += one.bytes
+    if part:
+        yield part
 
 
 def _chunks(fields: Fields) -> Iterator[Fields]:
