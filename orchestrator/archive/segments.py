@@ -178,6 +178,11 @@ def read_index(data: bytes) -> SegmentIndex:
         raise SerializationError(f"its index cannot be read: {error}") from None
 
 
+def frame_bytes(data: bytes) -> int:
+    """Return how many bytes of lines a frame has, by what it says of itself."""
+    return int(zstandard.frame_content_size(data))
+
+
 def read_frame(data: bytes) -> dict[str, RunCopy]:
     """Return the runs of a frame by their ids. Raises `SerializationError` where it is damaged."""
     try:
@@ -221,6 +226,7 @@ __all__ = [
     "Segment",
     "SegmentIndex",
     "build",
+    "frame_bytes",
     "place_of_index",
     "read_all",
     "read_frame",

@@ -40,7 +40,7 @@ from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
 from stepfleet.orchestrator.store.lua import flat
-from stepfleet.orchestrator.store.pace import SweepPace
+from stepfleet.orchestrator.store.pace import SweepPace, in_groups
 
 log = logging.getLogger(__name__)
 TURN_MS = 180_000
@@ -479,10 +479,13 @@ class Archiving(TurnGateway):
         for at in range(0, len(run_ids), READ_TOGETHER):
             some = run_ids[at : at + READ_TOGETHER]
             places = await self._archived.where(some)
-            for run_id, copy in (await self._archived.load(some)).items():
-                number = places[run_id].number
-                done += await self._restore(copy, number)
-                numbers.add(number)
+            numbers |= {one.number for one in places.values()}
+            async for part in self._archived.parts(some):
+                for config in {one.header["config"] for one in part.values()}:
+                    if not await self._configs.has(config):
+                        await self._configs.save(await self._configs.load(config))
+                pairs = [(copy, places[run_id].number) for run_id, copy in part.items()]
+                done += sum(await in_groups(pairs, lambda pair: self._restore(*pair)))
         for number in numbers:
             await self._drop_if_empty(number)
         return done
@@ -498,25 +501,23 @@ class Archiving(TurnGateway):
 
     async def _restore(self, copy: RunCopy, number: int) -> int:
         run_key = self._keys.run(copy.run_id)
-        for config in {copy.header["config"]}:
-            if not await self._configs.has(config):
-                await self._configs.save(await self._configs.load(config))
         for part, fields in copy.hashes.items():
             back = f"{run_key}{part}:back"
             for some in _chunks(fields):
-                await self._connection.execute("HSET", back, *flat(some))
-                await self._connection.execute("PEXPIRE", back, _BACK_MS)
+                await self._write_back(back, [("HSET", back, *flat(some))])
         back = f"{run_key}:events:back"
+        await self._connection.execute("UNLINK", back)
         for at in range(0, len(copy.events), EVENTS):
-            adds = [
-                ("XADD", back, place, *flat(one)) for place, one in copy.events[at : at + EVENTS]
-            ]
-            await self._connection.execute("UNLINK", back) if not at else None
-            await self._connection.execute_all(*adds)
-            await self._connection.execute("PEXPIRE", back, _BACK_MS)
+            some_events = copy.events[at : at + EVENTS]
+            await self._write_back(
+                back, [("XADD", back, place, *flat(one)) for place, one in some_events]
+            )
         parts = [part.removeprefix(":") or "header" for part in copy.hashes]
         names = " ".join([*parts, *(["events"] if copy.events else [])])
         return int(await self._scripts.run("restore", copy.run_id, number, names))
+
+    async def _write_back(self, key: str, calls: Sequence[tuple[Any, ...]]) -> None:
+        await self._connection.execute_all(*calls, ("PEXPIRE", key, _BACK_MS))
 
     async def purge(self, batch_id: str | None, before: int, *, dry_run: bool) -> int:
         """Remove files that were written before a time (ms), or of a batch; return their runs.
