@@ -47,14 +47,14 @@ class ArchivePlace:
     effect: a file must have the same content whenever it is written under the same name.
     """
 
-    def __init__(self, given: str, kind: Any, options: Mapping[str, Any]) -> None:
-        self.url = _shown(given)
+    def __init__(self, url: str, folder: str, kind: Any, options: Mapping[str, Any]) -> None:
+        self.url = _shown(url)
         """As people may see it: without credentials and options."""
-        self._given = given
+        self._given = url
+        self._protocol = url.partition("://")[0]
+        self._folder = folder
         self._kind = kind
         self._options = options
-        self._protocol = given.partition("://")[0]
-        self._folder = _folder(given, kind)
         self._files: tuple[int, Any] | None = None
         self._swept = -STALE_SECONDS
         self._late: set[Future[Any]] = set()
@@ -67,21 +67,29 @@ class ArchivePlace:
         Raises `ConfigurationError` if the URL is wrong, or a package for it is missing.
         """
         protocol, separator, rest = url.partition("://")
+        # A path may have a question mark.
+        base, _, query = (rest, "", "") if protocol in _LOCAL else rest.partition("?")
         if not separator or not protocol:
             raise ConfigurationError(f"archive_url names no protocol: write {_EXAMPLES}")
-        if protocol in _LOCAL and not rest.startswith("/"):
+        if protocol in _LOCAL and not base.startswith("/"):
             raise ConfigurationError(
-                "archive_url is a relative path: write an absolute one, with three slashes "
-                "(file:///var/lib/stepfleet/archive)"
+                "archive_url is a relative path: write an absolute one, with three slashes: "
+                "file:///var/lib/stepfleet/archive"
             )
-        if not _without_options(url).partition("://")[2].strip("/"):
+        if not base.strip("/"):
             raise ConfigurationError(f"archive_url names no path: write {_EXAMPLES}")
-        kind = _storage(protocol)
+        kind, address = _storage(protocol), f"{protocol}://{base}"
         for name in _TALKATIVE:  # their debug lines have whole requests, with what is archived
             logging.getLogger(name).setLevel(logging.INFO)
-        options = kind._get_kwargs_from_urls(_without_options(url))  # noqa: SLF001 - fsspec's hook
-        options |= {key: _SWITCHES.get(one, one) for key, one in parse_qsl(_options(url))}
-        return cls(url, kind, options)
+        folder = str(kind._strip_protocol(address)).rstrip("/")  # noqa: SLF001 - fsspec's hook
+        if "@" in folder.lstrip("/").partition("/")[0] and protocol not in _LOCAL:
+            raise ConfigurationError(
+                "archive_url has credentials where its storage takes none: set the storage's own "
+                "variables (such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
+            )
+        options = kind._get_kwargs_from_urls(address)  # noqa: SLF001 - the same
+        options |= {key: _SWITCHES.get(one, one) for key, one in parse_qsl(query)}
+        return cls(address, folder, kind, options)
 
     async def write(self, name: str, data: bytes) -> None:
         """Write a file, or replace it; it is durable when this returns.
@@ -210,7 +218,7 @@ class ArchivePlace:
 
     def _error(self, doing: str, name: str, why: str, *, is_missing: bool = False) -> ArchiveError:
         given = {f"ARCHIVE_{key.upper()}": str(one) for key, one in self._options.items()}
-        given["ARCHIVE_URL"] = _without_options(self._given)
+        given["ARCHIVE_URL"] = self._given
         why = redact(why, {**os.environ, **given})
         message = f"archive {self.url}: cannot {doing} {name}: {why}"
         return ArchiveError(message, is_missing=is_missing)
@@ -235,35 +243,9 @@ def _storage(protocol: str) -> Any:
         raise ConfigurationError(msg) from None
 
 
-def _folder(url: str, kind: Any) -> str:
-    """Return the path of the folder as the storage writes it; raises `ConfigurationError`."""
-    folder = str(kind._strip_protocol(_without_options(url))).rstrip("/")  # noqa: SLF001 - a hook
-    if "@" in folder.lstrip("/").partition("/")[0] and not _is_local(url):
-        raise ConfigurationError(
-            "archive_url has credentials where its storage takes none: set the storage's own "
-            "variables (such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)"
-        )
-    return folder
-
-
-def _is_local(url: str) -> bool:
-    return url.partition("://")[0] in _LOCAL
-
-
-def _options(url: str) -> str:
-    return "" if _is_local(url) else url.partition("?")[2]
-
-
-def _without_options(url: str) -> str:
-    return url if _is_local(url) else url.partition("?")[0]
-
-
 def _shown(url: str) -> str:
-    """Return the URL without options, and without what stands before the `@` of its host.
-
-    Azure's `container@account` is no secret.
-    """
-    protocol, _, rest = _without_options(url).partition("://")
+    """Return the URL without what stands before the `@` of its host, but for Azure's container."""
+    protocol, _, rest = url.partition("://")
     host, slash, path = rest.partition("/")
     user, at, server = host.rpartition("@")
     if at and (":" in user or protocol not in _OBJECTS):
@@ -295,13 +277,8 @@ def _remove_stale(files: Any, path: str) -> None:
 def _write_renamed(files: Any, temporary: str, path: str, data: bytes) -> None:
     """Write by way of a temporary file, on a server of files that people see while they grow."""
     files.makedirs(path.rpartition("/")[0], exist_ok=True)
-    try:
-        files.pipe_file(temporary, data)
-        files.mv(temporary, path)
-    except BaseException:
-        with contextlib.suppress(Exception):
-            files.rm_file(temporary)
-        raise
+    files.pipe_file(temporary, data)
+    files.mv(temporary, path)
 
 
 def _write_durably(temporary: Path, path: Path, data: bytes) -> None:

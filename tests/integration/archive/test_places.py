@@ -1,6 +1,7 @@
 """Places of archives: disks that fill up, storages that refuse, hang and die, crashes between."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import stat
@@ -9,11 +10,15 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support import file_share
+from support.deadlines import until
+from support.loaded_modules import loaded_by
 from support.servers.object_storage import KEY, SECRET, ObjectStorage, object_storage
 
 from stepfleet.orchestrator.archive import places
@@ -24,13 +29,18 @@ TEN = b"0123456789"
 
 
 @pytest.fixture(params=["file", "memory", "s3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> ArchivePlace:
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "file":
-        return ArchivePlace.open(f"file://{tmp_path}/not there yet/archive")
+        return f"file://{tmp_path}/not there yet?/archive"
     if request.param == "memory":
-        return ArchivePlace.open(f"memory://{uuid.uuid4().hex}/archive")
+        return f"memory://{uuid.uuid4().hex}/archive"
     server: ObjectStorage = request.getfixturevalue("storage")
-    return ArchivePlace.open(server.url(f"{server.bucket(uuid.uuid4().hex)}/some/archive"))
+    return server.url(f"{server.bucket(uuid.uuid4().hex)}/some/archive")
+
+
+@pytest.fixture
+def place(url: str) -> ArchivePlace:
+    return ArchivePlace.open(url)
 
 
 async def refusal(call: Awaitable[Any]) -> ArchiveError:
@@ -39,7 +49,7 @@ async def refusal(call: Awaitable[Any]) -> ArchiveError:
     return caught.value
 
 
-async def test_files_are_written_replaced_listed_and_removed(place: ArchivePlace) -> None:
+async def test_files_are_written_replaced_listed_and_removed(place: ArchivePlace, url: str) -> None:
     """OPS-05"""
     assert await place.names() == []
     await place.write("b.lines", b"first")
@@ -50,6 +60,8 @@ async def test_files_are_written_replaced_listed_and_removed(place: ArchivePlace
     await place.remove("a.lines")
     await place.remove("a.lines")
     assert await place.names() == ["b.lines"]
+    await ArchivePlace.open(url).write("c.lines", TEN)
+    assert await place.names() == ["b.lines", "c.lines"]  # another process's files, too
 
 
 async def test_a_part_is_read_and_a_short_one_is_an_error(place: ArchivePlace) -> None:
@@ -75,9 +87,9 @@ async def test_a_missing_file_is_told_from_other_trouble(place: ArchivePlace) ->
         await place.write("other", b"x")
 
 
-async def test_names_are_of_files_directly_in_the_folder(place: ArchivePlace) -> None:
-    below = ArchivePlace.open(place._given.replace("/archive", "/archive/below"))
-    beside = ArchivePlace.open(place._given.replace("/archive", "/archive-2"))
+async def test_names_are_of_files_directly_in_the_folder(place: ArchivePlace, url: str) -> None:
+    below = ArchivePlace.open(url.replace("/archive", "/archive/below"))
+    beside = ArchivePlace.open(url.replace("/archive", "/archive-2"))
     for one in (place, below, beside):
         await one.write(f"of-{one.url[-5:]}", TEN)
     assert await place.names() == ["of-chive"]
@@ -85,7 +97,8 @@ async def test_names_are_of_files_directly_in_the_folder(place: ArchivePlace) ->
 
 
 @pytest.mark.parametrize("name", ["", "../a", "a/b", ".hidden", "a*", "a\n", "x" * 201])
-async def test_no_name_leaves_the_folder(place: ArchivePlace, name: str) -> None:
+async def test_no_name_leaves_the_folder(name: str) -> None:
+    place = ArchivePlace.open("memory://names")
     calls: list[Callable[[], Awaitable[Any]]] = [
         lambda: place.write(name, TEN),
         lambda: place.read(name),
@@ -134,50 +147,72 @@ async def test_a_refused_key_is_an_error_that_does_not_show_it(storage: ObjectSt
 
 
 async def test_credentials_in_the_address_of_a_server_are_not_shown() -> None:
-    """Its error quotes the address."""
-    address = "http://someone:password-of-tests@127.0.0.1:9"
+    """The storage's own error quotes them."""
+    address = "http://someone:password-of-tests@bad%20host"
     place = ArchivePlace.open(f"s3://bucket/archive?endpoint_url={address}&key=k&secret=s")
     error = await refusal(place.read("a"))
-    assert "@127.0.0.1:9/bucket/archive/a" in error.message
+    assert error.message.endswith("Invalid endpoint: http://someone:[redacted]@bad host")
     assert "password-of-tests" not in "".join(traceback.format_exception(error))
 
 
+@pytest.fixture
+def hung(tmp_path: Path) -> Iterator[ArchivePlace]:
+    """A place whose file `a` answers nobody until somebody writes to it, like a dead NFS server."""
+    os.mkfifo(tmp_path / "a")
+    (tmp_path / "b").write_bytes(TEN)
+    yield ArchivePlace.open(f"file://{tmp_path}")
+    answer(tmp_path / "a")
+
+
+def answer(fifo: Path) -> None:
+    """Let all go on who wait for the file."""
+    with contextlib.suppress(OSError):  # nobody waits
+        os.close(os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+
+
 async def test_no_answer_is_an_error_in_time_and_hung_calls_have_a_number(
+    hung: ArchivePlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-05: those that have returned at last make room again."""
+    monkeypatch.setattr(places, "LATE_CALLS", 2)
+    with pytest.raises(asyncio.TimeoutError):  # a caller who gives up counts as well
+        await asyncio.wait_for(hung.read("a"), 0.1)
+    monkeypatch.setattr(places, "CALL_SECONDS", 0.1)
+    assert (await refusal(hung.read("a"))).message.endswith("no answer within 0.1 s")
+    monkeypatch.undo()
+    monkeypatch.setattr(places, "LATE_CALLS", 2)
+    assert "2 earlier calls have not returned" in (await refusal(hung.read("b"))).message
+    late = hung._late
+    await until(lambda: opened_by_both(tmp_path / "a", late), what="the end of hung calls")
+    assert await hung.read("b") == TEN
+
+
+async def opened_by_both(fifo: Path, late: set[Future[Any]]) -> bool:
+    answer(fifo)
+    return all(one.done() for one in late)
+
+
+def test_a_hung_storage_does_not_keep_a_process_from_its_end(hung: ArchivePlace) -> None:
+    """OPS-05"""
+    ended = run_program(READ_ONCE, hung.url)
+    assert ended.stdout == "no answer within 0.1 s\n", ended.stderr
+
+
+async def test_a_server_that_dies_in_a_call_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OPS-05: nor does a hung storage keep a process from its end; a dead one is an error."""
+    """OPS-05"""
+    monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")  # of those under s3fs's own five
     with object_storage(tmp_path) as server:
-        place = ArchivePlace.open(server.url(f"{server.bucket('hung')}/archive"))
+        place = ArchivePlace.open(server.url(f"{server.bucket('dying')}/archive"))
         await place.write("a", TEN)
         server.process.send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(places, "LATE_CALLS", 2)
-        reading = asyncio.create_task(refusal(place.read("a")))
-        await asyncio.sleep(0)  # its turn, with the long limit
-        monkeypatch.setattr(places, "CALL_SECONDS", 0.3)
-        for call in (place.read("a"), place.names()):
-            assert (await refusal(call)).message.endswith("no answer within 0.3 s")
-        assert "2 earlier calls have not returned" in (await refusal(place.read("a"))).message
-        ended = await asyncio.to_thread(run_program, READ_ONCE, place._given, "0.3")
-        assert ended.stdout == "no answer within 0.3 s\n", ended.stderr
+        calls = [asyncio.create_task(refusal(one)) for one in (place.read("a"), place.names())]
+        assert await asyncio.wait(calls, timeout=0.2) == (set(), set(calls))
         server.process.kill()
-        assert server.address in (await reading).message
-
-
-async def test_calls_that_return_late_make_room_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with object_storage(tmp_path) as server:
-        place = ArchivePlace.open(server.url(f"{server.bucket('late')}/archive"))
-        await place.write("a", TEN)
-        server.process.send_signal(signal.SIGSTOP)
-        monkeypatch.setattr(places, "LATE_CALLS", 1)
-        with pytest.raises(asyncio.TimeoutError):  # a caller who gives up counts as well
-            await asyncio.wait_for(place.read("a"), 0.2)
-        (late,) = place._late
-        assert "1 earlier calls" in (await refusal(place.read("a"))).message
-        server.process.send_signal(signal.SIGCONT)
-        assert await asyncio.wrap_future(late) == TEN
-        assert await place.read("a") == TEN
+        for error in await asyncio.gather(*calls):
+            assert server.address in error.message
+            assert "no answer within" not in error.message
 
 
 @pytest.mark.parametrize("protocol", ["file", "s3"])
@@ -190,6 +225,11 @@ def test_a_place_that_was_used_before_a_fork_works_in_the_child(
     assert done.stdout == "written before\n", done.stderr
 
 
+def test_places_of_one_url_share_nothing(url: str) -> None:
+    """Such as credentials that have been replaced since."""
+    assert ArchivePlace.open(url)._opened() is not ArchivePlace.open(url)._opened()
+
+
 def test_one_place_serves_several_event_loops(storage: ObjectStorage) -> None:
     place = ArchivePlace.open(storage.url(f"{storage.bucket('loops')}/archive"))
     asyncio.run(place.write("a", TEN))
@@ -200,7 +240,7 @@ READ_ONCE = """
 import asyncio, sys
 from stepfleet.orchestrator.archive import places
 from stepfleet.orchestrator.errors import ArchiveError
-places.CALL_SECONDS = float(sys.argv[2])
+places.CALL_SECONDS = 0.1
 try:
     asyncio.run(places.ArchivePlace.open(sys.argv[1]).read("a"))
 except ArchiveError as error:
@@ -219,9 +259,10 @@ else:
 
 
 def run_program(program: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, which a hung storage may not put off: that has 15 s and retries."""
+    """Run a program to its end."""
     command = [sys.executable, "-c", program, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=env)
 
 
 # ----------------------------------------------------------------------- local disks
@@ -241,9 +282,32 @@ async def test_folders_and_files_are_for_their_owner_alone(tmp_path: Path) -> No
     assert stat.S_IMODE((tmp_path / "there").stat().st_mode) == 0o755
 
 
+async def test_what_is_written_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-05: and then the name, and the folder's own."""
+    folder, synced, real = tmp_path / "new", [], os.fsync
+
+    def fsync(descriptor: int) -> None:
+        real(descriptor)
+        folders = {one.stat().st_ino: one.name for one in (tmp_path, folder)}
+        name = folders.get(os.fstat(descriptor).st_ino, "a file")
+        synced.append((name, os.fstat(descriptor).st_size if name == "a file" else None))
+        synced.append(("named", (folder / "x").exists()))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    await ArchivePlace.open(f"file://{folder}").write("x", TEN)
+    parts = [(tmp_path.name, None), ("a file", len(TEN)), ("new", None)]
+    assert synced[::2] == parts
+    assert synced[1::2] == [("named", False), ("named", False), ("named", True)]
+
+
 CRASHES = """
 import asyncio, os, resource, signal, sys
+from support import file_share
+from support.deadlines import until
 from stepfleet.orchestrator.archive.places import ArchivePlace
+file_share.register()
 place = ArchivePlace.open(sys.argv[1])
 asyncio.run(place.write("old", b"as it was"))
 if sys.argv[2] == "in the middle":
@@ -252,18 +316,20 @@ if sys.argv[2] == "in the middle":
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 else:
-    os.fsync = lambda _: os.kill(os.getpid(), signal.SIGKILL)
+    os.fsync = os.rename = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 asyncio.run(place.write(sys.argv[3], bytes(9000)))
 """
 
 
 @pytest.mark.parametrize("name", ["new", "old"])
 @pytest.mark.parametrize("where", ["in the middle", "before the end"])
+@pytest.mark.parametrize("protocol", ["file", "share"])
 async def test_a_crash_in_a_write_leaves_no_file_under_its_name(
-    where: str, name: str, tmp_path: Path
+    protocol: str, where: str, name: str, tmp_path: Path
 ) -> None:
     """OPS-05: what it leaves is removed an hour later."""
-    place = ArchivePlace.open(f"file://{tmp_path}")
+    file_share.register()
+    place = ArchivePlace.open(f"{protocol}://{tmp_path}")
     killed = run_program(CRASHES, place.url, where, name)
     assert killed.returncode in (-signal.SIGXFSZ, -signal.SIGKILL), killed.stderr
     (left,) = tmp_path.glob(".*.part")
@@ -323,6 +389,11 @@ async def test_a_file_where_the_folder_should_be_and_a_folder_where_the_file(
     (tmp_path / "folder").mkdir()
     place = ArchivePlace.open(f"file://{tmp_path}/file")
     assert "NotADirectoryError" in (await refusal(place.write("a", TEN))).message
+    (tmp_path / "link").symlink_to(tmp_path / "gone")
+    place = ArchivePlace.open(f"file://{tmp_path}/link/below")
+    error = await refusal(place.write("a", TEN))
+    assert "cannot write a: FileNotFoundError: " in error.message
+    assert not error.is_missing
     place = ArchivePlace.open(f"file://{tmp_path}")
     for call in (place.write("folder", TEN), place.read("folder"), place.remove("folder")):
         assert not (await refusal(call)).is_missing
@@ -353,7 +424,7 @@ async def test_a_file_where_the_folder_should_be_and_a_folder_where_the_file(
     ],
 )
 def test_a_wrong_url_names_the_setting_and_the_fix(url: str, why: str) -> None:
-    with pytest.raises(ConfigurationError, match=rf"^archive\.url.*{why}") as caught:
+    with pytest.raises(ConfigurationError, match=rf"^archive_url.*{why}") as caught:
         ArchivePlace.open(url)
     assert "secret-word" not in "".join(traceback.format_exception(caught.value))
 
@@ -362,6 +433,10 @@ def test_without_fsspec_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setitem(sys.modules, "fsspec.registry", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'stepfleet\[archive\]'"):
         ArchivePlace.open("memory://x")
+
+
+def test_nobody_loads_fsspec_who_opens_no_archive() -> None:
+    assert "fsspec" not in loaded_by("import stepfleet.orchestrator.archive.places")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 # People's clocks: what is shown, logged or scheduled on one machine only.
 LOCAL = (
+    "orchestrator/archive/places.py",  # compared with the times of temporary files
     "orchestrator/cli",
     "orchestrator/dashboard",
     "orchestrator/store/embedded",
