@@ -80,10 +80,18 @@ class ArchivedEntry:
     batch: str = ""
     error: str = ""
 
+    @property
+    def order(self) -> tuple[int, bytes]:
+        """A key by which runs are sorted in lists."""
+        return self.created, self.run_id.encode()
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """The index of a file. `frames` are their places and lengths in bytes, `configs` JSON texts."""
+    """The index of a file: runs by their times of creation, and where they are.
+
+    `frames` are their places and lengths in bytes, `configs` JSON texts.
+    """
 
     frames: Sequence[tuple[int, int]]
     runs: Sequence[ArchivedEntry]
@@ -125,6 +133,7 @@ def build(runs: Sequence[tuple[RunCopy, str]], configs: Mapping[str, str]) -> Se
         entries += [_entry(copy, listed, len(frames)) for copy, listed, _ in part]
         frames.append((len(data), len(frame)))
         data += frame
+    entries.sort(key=lambda one: one.order)
     index, at = SegmentIndex(frames, entries, configs), len(data)
     data += packer.compress(index.stored())
     data += _TRAILER.pack(_SKIPPABLE, _TRAILER.size - 8, at, len(data) - at)

@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import logging
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -343,10 +344,9 @@ class ArchivedRuns:
         except FAILURES as error:
             log.warning("runs in %s are left out of a list: %s", file.name, error)
             return []
-        runs = sorted(index.runs, key=_order)
-        if after is not None:
-            runs = [one for one in runs if _order(one) < after]
-        return runs
+        if after is None:
+            return list(index.runs)
+        return list(index.runs[: bisect_left(index.runs, after, key=lambda one: one.order)])
 
 
 def _by_file(places: Mapping[str, _Where]) -> dict[int, list[str]]:
@@ -354,10 +354,6 @@ def _by_file(places: Mapping[str, _Where]) -> dict[int, list[str]]:
     for run_id, (number, _) in places.items():
         of_files.setdefault(number, []).append(run_id)
     return of_files
-
-
-def _order(entry: ArchivedEntry) -> tuple[int, bytes]:
-    return entry.created, entry.run_id.encode()
 
 
 def _push(

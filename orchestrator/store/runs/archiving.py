@@ -59,7 +59,7 @@ ENTER_MS = 1_800_000
 DROP_MS = 2 * ENTER_MS
 """When a file that is not whole is nobody's any more."""
 MOST_DUE = 20_000
-"""Runs of a shard that are looked at in one turn."""
+"""Runs without a batch that are moved in one turn, about."""
 READ_TOGETHER = 50
 READ_BYTES = 1024 * 1024
 """Bytes of runs, in Redis, that are read together, unless one has more; in JSON they are several
@@ -281,20 +281,25 @@ class Archiving(TurnGateway):
             await self._connection.execute("ZADD", self._due_batches, "NX", at, batch_id)
 
     async def _aged(self, before: int, least: int) -> AsyncIterator[list[str]]:
-        """Yield runs without a batch that ended before a time (ms), the runs of a file together."""
-        ids, oldest = list[str](), float(before)
-        for shard in range(self._keys.shards):
-            limits = ("WITHSCORES", "LIMIT", 0, MOST_DUE)
-            flat = await self._connection.execute(
-                "ZRANGEBYSCORE", self._keys.aging(shard), "-inf", before, *limits
-            )
-            ids += flat[::2]
-            oldest = min(oldest, float(flat[1])) if flat else oldest
-            while len(ids) >= RUNS:
-                yield ids[:RUNS]
-                ids = ids[RUNS:]
-        if ids and (len(ids) >= least or oldest < before - PATIENCE_MS):
-            yield ids
+        """Yield runs without a batch that ended before a time (ms), the runs of a file together.
+
+        They are in the order of their ends over all shards: lists go through times, and open the
+        fewer files the shorter the time is that each of them has.
+        """
+        limits = ("WITHSCORES", "LIMIT", 0, MOST_DUE // self._keys.shards + 1)
+        shards = [self._keys.aging(shard) for shard in range(self._keys.shards)]
+        found = await self._connection.execute_all(
+            *(("ZRANGEBYSCORE", key, "-inf", before, *limits) for key in shards)
+        )
+        ends = sorted(
+            (float(at), one)
+            for flat in found
+            for one, at in zip(flat[::2], flat[1::2], strict=True)
+        )
+        for at in range(0, len(ends), RUNS):
+            some = ends[at : at + RUNS]
+            if len(some) >= least or some[0][0] < before - PATIENCE_MS:
+                yield [one for _, one in some]
 
     async def move_batch(self, batch_id: str) -> Archived:
         """Move the runs of a batch that is over; the caller has the turn."""
