@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple
 
+import orjson
+
 from stepfleet.orchestrator.archive.segments import (
     SUFFIX,
     RunCopy,
@@ -33,13 +35,13 @@ from stepfleet.orchestrator.records.base import Record
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.archived import LOOK_SECONDS, ArchiveFile
+from stepfleet.orchestrator.store.archived import FAILURES, LOOK_SECONDS, ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
 from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
-from stepfleet.orchestrator.store.lua import flat
+from stepfleet.orchestrator.store.lua import flat, run_script
 from stepfleet.orchestrator.store.pace import SweepPace, in_groups
 
 log = logging.getLogger(__name__)
@@ -216,15 +218,17 @@ class Archiving(TurnGateway):
     async def _note_failure(self, error: AgentException) -> None:
         since = milliseconds(await self._connection.now())
         with suppress(AgentException):
-            await self._connection.execute("HSETNX", self._state, "since", since)
-            await self._connection.execute("HSET", self._state, "error", error.message[:500])
+            await self._note(
+                ("HSETNX", self._state, "since", since),
+                ("HSET", self._state, "error", error.message[:500]),
+            )
 
     async def move_due(self, after: float, *, least: int = LEAST) -> Archived:
         """Move runs and batches that ended `after` seconds ago; the caller has the turn.
 
         Fewer than `least` runs without a batch wait for others, for up to an hour.
         """
-        await self._drop_unfinished()
+        await self._close_files()
         gathered = await self._connection.execute("HGET", self._state, "gathered")
         if not gathered:
             await self.gather()
@@ -256,7 +260,7 @@ class Archiving(TurnGateway):
         for batch_id in await self._connection.execute("ZRANGE", self._all_batches, 0, -1):
             await self._gather_batch(batch_id)
         now = milliseconds(await self._connection.now())
-        await self._connection.execute("HSETNX", self._state, "gathered", now)
+        await self._note(("HSETNX", self._state, "gathered", now))
 
     async def _gather_list(self, shard: int, name: str) -> None:
         aging, place = self._keys.aging(shard), 0
@@ -266,7 +270,7 @@ class Archiving(TurnGateway):
             pairs = zip(run_ids, found, strict=True)
             ends = [(ended, one) for one, (batch, ended) in pairs if ended and not batch]
             writes = (("ZADD", aging, "NX", ended, one) for ended, one in ends)
-            await self._connection.execute_all(*writes)
+            await self._note(*writes, of=self._keys.run(run_ids[0]))
             place += RUNS
 
     async def _gather_batch(self, batch_id: str) -> None:
@@ -278,7 +282,7 @@ class Archiving(TurnGateway):
             kept = timedelta(seconds=self._settings.retention)
             ended = manifest.expires - kept if manifest.expires else await self._connection.now()
             at = milliseconds(ended)
-            await self._connection.execute("ZADD", self._due_batches, "NX", at, batch_id)
+            await self._note(("ZADD", self._due_batches, "NX", at, batch_id))
 
     async def _aged(self, before: int, least: int) -> AsyncIterator[list[str]]:
         """Yield runs without a batch that ended before a time (ms), the runs of a file together.
@@ -310,7 +314,7 @@ class Archiving(TurnGateway):
             return Archived()
         await self._upkeep.keep(batch_id)
         key = self._keys.manifest(batch_id)
-        await self._connection.execute("HSET", key, "archived", "1")
+        await self._note(("HSET", key, "archived", "1"), of=key)
         done = Archived()
         for some in pages_of(batch_id, manifest.rows, RUNS):
             done += await self._move(some, batch_id)
@@ -323,7 +327,7 @@ class Archiving(TurnGateway):
 
     async def _put_off_batch(self, batch_id: str) -> None:
         later = milliseconds(await self._connection.now()) + LATER_MS
-        await self._connection.execute("ZADD", self._due_batches, "XX", later, batch_id)
+        await self._note(("ZADD", self._due_batches, "XX", later, batch_id))
 
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
@@ -359,7 +363,7 @@ class Archiving(TurnGateway):
         later = milliseconds(await self._connection.now()) + LATER_MS
         for run_id in run_ids:
             aging = self._keys.aging(self._keys.shard_of(run_id))
-            await self._connection.execute("ZADD", aging, "XX", later, run_id)
+            await self._note(("ZADD", aging, "XX", later, run_id), of=self._keys.run(run_id))
 
     def _ask(
         self, run_id: str, number: str = "", state: str = "", until: int = 0
@@ -395,7 +399,7 @@ class Archiving(TurnGateway):
         pairs = [(one.copy, one.listed) for one in runs]
         segment = await asyncio.to_thread(build, pairs, configs)
         now = await self._connection.now()
-        number = int(await self._connection.execute("HINCRBY", self._state, "files", 1))
+        number = int(await self._note(("HINCRBY", self._state, "files", 1)))
         name = f"{now:%Y%m%dT%H%M%S}-{number}-{secrets.token_hex(4)}{SUFFIX}"
         file = ArchiveFile(
             number=number, name=name, url=place.url, at=milliseconds(now), batch_id=batch_id
@@ -417,7 +421,6 @@ class Archiving(TurnGateway):
                 "is_whole": True,
             }
         )
-        await self._connection.execute("ZADD", self._order, whole.newest, whole.member)
         await self._enter(whole)
         self._crash("archive-entered")
         return await self._remove(runs, whole)
@@ -434,8 +437,10 @@ class Archiving(TurnGateway):
         if not gone:  # all went on meanwhile
             await self._drop(file)
         else:
-            await self._connection.execute("HINCRBY", self._state, "runs", gone)
-            await self._connection.execute("HINCRBY", self._state, "bytes", file.size)
+            await self._note(
+                ("HINCRBY", self._state, "runs", gone),
+                ("HINCRBY", self._state, "bytes", file.size),
+            )
         return Archived(gone, int(gone > 0), file.size if gone else 0, len(runs) - gone)
 
     async def _configs_of(self, runs: Sequence[_Copied]) -> dict[str, str]:
@@ -457,19 +462,45 @@ class Archiving(TurnGateway):
             raise ArchiveError(msg)
 
     async def _enter(self, file: ArchiveFile) -> None:
-        await self._connection.execute("HSET", self._files, file.number, file.to_json())
+        writes: list[tuple[Any, ...]] = [("HSET", self._files, file.number, file.to_json())]
+        if file.is_whole:
+            writes.append(("ZADD", self._order, file.newest, file.member))
+        await self._note(*writes)
 
-    async def _drop_unfinished(self) -> None:
-        """Remove files that processes have not finished which are gone, or sleep."""
+    async def _note(self, *writes: tuple[Any, ...], of: str = "") -> Any:
+        """Make small writes together, in a full Redis too; return the reply to the first.
+
+        Their keys are in the slot of the hash `of`, or else of the archive's own.
+        """
+        commands = orjson.dumps([list(map(str, one)) for one in writes]).decode()
+        return await run_script(self._connection, "archive_writes", [of or self._state], commands)
+
+    async def _close_files(self) -> None:
+        """Look once at each file into which no more runs can come: the useless ones are removed.
+
+        Those are files that a process which is gone, or sleeps, has not finished, and files all of
+        whose runs are in Redis or in others.
+        """
         before = milliseconds(await self._connection.now()) - DROP_MS
         async for file in self._archived.files():
-            if not file.is_whole and file.at < before:
-                await self._drop(file)
+            if file.is_closed or file.at >= before:
+                continue
+            try:
+                if not file.is_whole or not await self._drop_if_empty(file):
+                    await (self._close(file) if file.is_whole else self._drop(file))
+            except FAILURES as error:
+                if isinstance(error, ArchiveError) and not error.is_missing:
+                    raise
+                log.warning("the archive's file %s stays as it is: %s", file.name, error)
+                await self._close(file)
+
+    async def _close(self, file: ArchiveFile) -> None:
+        await self._enter(file.model_copy(update={"is_closed": True}))
 
     async def _drop(self, file: ArchiveFile) -> None:
         await self._archived.place(file.url).remove(file.name)
-        await self._connection.execute("HDEL", self._files, file.number)
         await self._connection.execute("ZREM", self._order, file.member)
+        await self._connection.execute("HDEL", self._files, file.number)
         self._archived.forget(file.number)
 
     # ---------------------------------------------------------------------------------- back
@@ -484,15 +515,18 @@ class Archiving(TurnGateway):
         for at in range(0, len(run_ids), READ_TOGETHER):
             some = run_ids[at : at + READ_TOGETHER]
             places = await self._archived.where(some)
-            numbers |= {one.number for one in places.values()}
-            async for part in self._archived.parts(some):
-                for config in {one.header["config"] for one in part.values()}:
+            async for part in self._archived.parts(list(places)):
+                headers = [one.header for one in part.values()]
+                await self._due_again({one.get("batch", "") for one in headers} - {""})
+                for config in {one["config"] for one in headers}:
                     if not await self._configs.has(config):
                         await self._configs.save(await self._configs.load(config))
                 pairs = [(copy, places[run_id].number) for run_id, copy in part.items()]
                 done += sum(await in_groups(pairs, lambda pair: self._restore(*pair)))
-        for number in numbers:
-            await self._drop_if_empty(number)
+                numbers |= {number for _, number in pairs}
+        for file in [await self._archived.file(one, anew=True) for one in numbers]:
+            if file and file.is_closed:  # others may get runs still: see `_close_files`
+                await self._drop_if_empty(file)
         return done
 
     async def restore_batch(self, manifest: Manifest) -> int:
@@ -500,18 +534,20 @@ class Archiving(TurnGateway):
         done = 0
         for some in pages_of(manifest.batch_id, manifest.rows, RUNS):
             done += await self.restore(some)
-        now = milliseconds(await self._connection.now())
-        await self._connection.execute("ZADD", self._due_batches, now, manifest.batch_id)
         return done
 
+    async def _due_again(self, batch_ids: Iterable[str]) -> None:
+        now = milliseconds(await self._connection.now())
+        for one in batch_ids:
+            await self._connection.execute("ZADD", self._due_batches, now, one)
+
     async def _restore(self, copy: RunCopy, number: int) -> int:
-        run_key = self._keys.run(copy.run_id)
+        run_key, suffix = self._keys.run(copy.run_id), f":back:{secrets.token_hex(4)}"
         for part, fields in copy.hashes.items():
-            back = f"{run_key}{part}:back"
+            back = f"{run_key}{part}{suffix}"
             for some in _chunks(fields):
                 await self._write_back(back, [("HSET", back, *flat(some))])
-        back = f"{run_key}:events:back"
-        await self._connection.execute("UNLINK", back)
+        back = f"{run_key}:events{suffix}"
         for at in range(0, len(copy.events), EVENTS):
             some_events = copy.events[at : at + EVENTS]
             await self._write_back(
@@ -519,7 +555,7 @@ class Archiving(TurnGateway):
             )
         parts = [part.removeprefix(":") or "header" for part in copy.hashes]
         names = " ".join([*parts, *(["events"] if copy.events else [])])
-        return int(await self._scripts.run("restore", copy.run_id, number, names))
+        return int(await self._scripts.run("restore", copy.run_id, number, names, suffix))
 
     async def _write_back(self, key: str, calls: Sequence[tuple[Any, ...]]) -> None:
         await self._connection.execute_all(*calls, ("PEXPIRE", key, _BACK_MS))
@@ -544,17 +580,13 @@ class Archiving(TurnGateway):
                 await self._drop(file)
         return done
 
-    async def _drop_if_empty(self, number: int) -> None:
-        file = await self._archived.file(number)
-        if file is None:
-            return
-        index = await self._archived.index(file)
-        ids = [one.run_id for one in index.runs]
-        for at in range(0, len(ids), RUNS):
-            found = await self._archived.where(ids[at : at + RUNS])
-            if any(one.number == number for one in found.values()):
-                return
+    async def _drop_if_empty(self, file: ArchiveFile) -> bool:
+        """Remove a file into which no more runs come, if none is there alone; return whether."""
+        async for found in self._archived.runs(file):
+            if found:
+                return False
         await self._drop(file)
+        return True
 
 
 def _within(most: int, looks: Iterable[_Look]) -> Iterator[list[_Look]]:
