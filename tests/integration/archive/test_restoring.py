@@ -150,15 +150,15 @@ async def test_a_return_that_took_too_long_changes_nothing(
         run_id = await ended(desk)
         await move(desk)
         before = await seen(fleet, run_id)
-        execute = desk.opened.connection.execute
+        send = desk.opened.connection.send
 
-        async def late(*command: object) -> object:
+        def late(*command: object) -> object:
             if command[0] == "PEXPIRE" and ":events" in str(command[1]):
-                await execute("DEL", str(command[1]).replace(":events", ":log"))
-            return await execute(*command)
+                send("DEL", str(command[1]).replace(":events", ":log"))
+            return send(*command)
 
         with monkeypatch.context() as patch:
-            patch.setattr(desk.opened.connection, "execute", late)
+            patch.setattr(desk.opened.connection, "send", late)
             assert await desk.opened.archiving.restore([run_id]) == 0
         assert await in_redis(desk, [run_id]) == []
         assert await seen(fleet, run_id) == before
