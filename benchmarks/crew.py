@@ -1,4 +1,4 @@
-"""Workers that a measurement kills and replaces, and the runs that each of them holds."""
+"""Workers that a measurement kills and replaces; what they hold, and what they leave behind."""
 
 import contextlib
 import json
@@ -7,19 +7,21 @@ import signal
 import socket
 import subprocess
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 import redis
-from processes import HERE, ended, worker_command
+from processes import HERE, ended, until, worker_command
 
 from stepfleet.orchestrator.store.keys import Keys
 
 APP = "stepfleet.worker.app"
 PAGE = 500
+DRAIN_SECONDS = 180.0
 FIELDS = ("token", "worker", "status", "step")
 
 
@@ -70,8 +72,22 @@ def crew(environment: Mapping[str, str]) -> Iterator[Crew]:
 
 
 def name_of(worker: "subprocess.Popen[str]") -> str:
-    """Return the name under which a worker holds runs."""
-    return f"{socket.gethostname()}:{worker.pid}"
+    """Return the name under which a worker holds runs: that of its node."""
+    command = list(map(str, worker.args)) if isinstance(worker.args, list) else []
+    return command[command.index("-n") + 1].replace("%h", socket.gethostname())
+
+
+def drained(worker: "subprocess.Popen[str]", look: Callable[[], object] = lambda: None) -> float:
+    """Stop a worker by SIGTERM; return the seconds until its end, during which `look` is called.
+
+    Raises `RuntimeError` where it ends with an error.
+    """
+    began = time.monotonic()
+    worker.terminate()
+    until(lambda: (look(), worker.poll() is not None)[1], within=DRAIN_SECONDS)
+    if worker.returncode:
+        raise RuntimeError(f"a worker ended with {worker.returncode} after SIGTERM")
+    return time.monotonic() - began
 
 
 def headers(store: redis.Redis, runs: Iterable[str]) -> dict[str, dict[str, str]]:
@@ -101,6 +117,12 @@ def held(store: redis.Redis, runs: Iterable[str]) -> dict[str, list[str]]:
 def calls_of(log: Path) -> list[dict[str, Any]]:
     """Return the model server's log: run, turn, and when each call came and was answered."""
     return [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines() if line]
+
+
+def effects_of(file: Path) -> dict[str, int]:
+    """Return what the tool of `upgrade_agent.py` did: all effects, and those above one per call."""
+    keys = Counter(file.read_bytes().splitlines())
+    return {"effects": keys.total(), "twice": keys.total() - len(keys)}
 
 
 def repeated(calls: Iterable[Mapping[str, Any]]) -> int:

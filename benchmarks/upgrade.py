@@ -24,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +31,7 @@ from typing import Any
 
 import redis
 from compare import Side, sides
-from crew import calls_of, held, repeated
+from crew import calls_of, drained, effects_of, held, repeated
 from loads import LONGEST, Setup, environment, lines, servers
 from processes import HERE, LOG_TAIL, ended, until, worker_command
 from reports import Column, begin, finish, parser, progress, show
@@ -121,17 +120,12 @@ class Rollout:
         name = next(iter(self.workers))
         worker = self.workers.pop(name)
         until(lambda: self.holds(name), within=START_SECONDS)
-        began = time.monotonic()
         if kill:
             worker.kill()
             worker.wait()
             self.in_hand += self.holds(name)
         else:
-            worker.terminate()
-            worker.wait(timeout=START_SECONDS)
-            self.drains.append(time.monotonic() - began)
-            if worker.returncode:
-                raise RuntimeError(f"a worker ended with {worker.returncode} after SIGTERM")
+            self.drains.append(drained(worker))
         self.start(side)
         self.ready()
 
@@ -162,14 +156,12 @@ def roll(args: argparse.Namespace, old: Side, new: Side) -> dict[str, Any]:
             found = _played(on, old, new)
             stack.close()
         calls = calls_of(folder / "calls.jsonl")
-        keys = Counter(effects.read_bytes().splitlines())
-    twice = sum(count - 1 for count in keys.values())
-    found |= {"repeated": repeated(calls), "twice": twice, "effects": sum(keys.values())}
+        found |= {"repeated": repeated(calls), **effects_of(effects)}
     found["right"] = (
         found["completed"] == found["runs"]
         and found["same"]
         and found["repeated"] <= found["in_hand"]
-        and not twice
+        and not found["twice"]
     )
     return found
 
