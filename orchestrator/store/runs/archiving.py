@@ -72,6 +72,8 @@ EVENTS = 500
 FIELDS_BYTES = 1024 * 1024
 """Bytes of a run that is brought back which one command writes, about."""
 _HASHES = ("", ":log", ":journal", ":outcomes", ":lost")
+_KEYS = (*_HASHES, ":events")
+"""The ends of a run's keys, in the order in which the script archive tells their sizes."""
 _BACK_MS = 600_000
 """How long parts of a run stay that nobody puts together."""
 
@@ -130,11 +132,16 @@ _Stored = tuple[str, dict[str, Fields], list[tuple[str, Fields]]]
 
 
 class _Look(NamedTuple):
-    """A run that can go, what tells that it is still the same, and its bytes in Redis."""
+    """A run that can go, what tells that it is still the same, and the bytes of its keys."""
 
     run_id: str
     state: str
-    bytes: int
+    sizes: Sequence[int]
+
+    @property
+    def keys(self) -> list[str]:
+        """The ends of the keys that are there."""
+        return [part for part, size in zip(_KEYS, self.sizes, strict=True) if size]
 
 
 class Archiving(TurnGateway):
@@ -352,7 +359,7 @@ class Archiving(TurnGateway):
 
     async def _copies(self, looks: Sequence[_Look]) -> tuple[list[_Copied], int]:
         """Return copies of runs, and how many others cannot be copied and stay."""
-        read = await self._read([one.run_id for one in looks])
+        read = await self._read(looks)
         given = [(*one, look.state) for one, look in zip(read, looks, strict=True) if one[1][""]]
         copies = await asyncio.to_thread(lambda: [_tried(*one) for one in given])
         stay = [one[0] for one, copy in zip(given, copies, strict=True) if copy is None]
@@ -370,17 +377,19 @@ class Archiving(TurnGateway):
     ) -> tuple[Any, ...]:
         return self._scripts.call("archive", run_id, number, state, until)
 
-    async def _read(self, run_ids: Sequence[str]) -> list[_Stored]:
-        """Return the runs' hashes and events, read together but for the events of long runs."""
-        run_keys = [self._keys.run(one) for one in run_ids]
-        hashes = [("HGETALL", f"{key}{part}") for key in run_keys for part in _HASHES]
-        events = [("XRANGE", f"{key}:events", "-", "+", "COUNT", EVENTS) for key in run_keys]
-        found = await self._connection.execute_all(*hashes, *events)
+    async def _read(self, looks: Sequence[_Look]) -> list[_Stored]:
+        """Return runs' hashes and events, read together but for the events of long runs."""
+        reads = [(one.run_id, part) for one in looks for part in one.keys]
+        found = await self._connection.execute_all(
+            *(_read_call(f"{self._keys.run(run_id)}{part}") for run_id, part in reads)
+        )
+        every = dict(zip(reads, found, strict=True))
         stored: list[_Stored] = []
-        for at, (run_id, page) in enumerate(zip(run_ids, found[len(hashes) :], strict=True)):
-            parts = found[len(_HASHES) * at : len(_HASHES) * (at + 1)]
-            logged = await self._events(f"{run_keys[at]}:events", page)
-            stored.append((run_id, dict(zip(_HASHES, parts, strict=True)), logged))
+        for run_id, _, _ in looks:
+            hashes = {part: every.get((run_id, part), {}) for part in _HASHES}
+            page = every.get((run_id, ":events"), [])
+            events = await self._events(f"{self._keys.run(run_id)}:events", page)
+            stored.append((run_id, hashes, events))
         return stored
 
     async def _events(self, key: str, page: list[tuple[str, Fields]]) -> list[tuple[str, Fields]]:
@@ -589,15 +598,21 @@ class Archiving(TurnGateway):
         return True
 
 
+def _read_call(key: str) -> tuple[Any, ...]:
+    if key.endswith(":events"):
+        return ("XRANGE", key, "-", "+", "COUNT", EVENTS)
+    return ("HGETALL", key)
+
+
 def _within(most: int, looks: Iterable[_Look]) -> Iterator[list[_Look]]:
     """Yield runs in parts of so many bytes at most, unless one run has more."""
     part, size = list[_Look](), 0
     for one in looks:
-        if part and size + one.bytes > most:
+        if part and size + sum(one.sizes) > most:
             yield part
             part, size = [], 0
         part.append(one)
-        size += one.bytes
+        size += sum(one.sizes)
     if part:
         yield part
 
