@@ -24,7 +24,8 @@ LONGEST_ERROR = 2_000
 """Characters of an error by which lists select."""
 LARGEST = 1 << 30
 """Bytes of a frame's lines; one that claims more is refused."""
-_LEVEL = 6
+_LEVEL = 3
+"""6 takes four times as long, for files 3 to 6% smaller."""
 _TRAILER = struct.Struct("<IIQQ")
 """A skippable frame: its magic number, its size, and where the index is and how long."""
 _SKIPPABLE = 0x184D2A5E
