@@ -166,16 +166,16 @@ class ArchivedRuns:
         }
 
     async def load(
-        self, run_ids: Sequence[str], report: Report | None = None
+        self, places: Mapping[str, _Where], report: Report | None = None
     ) -> dict[str, RunCopy]:
-        """Return those of the runs that are archived.
+        """Return the runs at these places, as `where` has found them.
 
         A file that cannot be read raises `ArchiveError`, `ConfigurationError` or
         `SerializationError`; with `report` its runs are left out, and that gets them and the
         reason.
         """
         copies: dict[str, RunCopy] = {}
-        for number, some in _by_file(await self.where(run_ids)).items():
+        for number, some in _by_file(places).items():
             file = await self.file(number)
             if file is None:
                 continue  # it was brought back meanwhile
@@ -257,12 +257,12 @@ class ArchivedRuns:
         self._known.pop(number, None)
         self._indexes.values.pop(number, None)
 
-    async def parts(self, run_ids: Sequence[str]) -> AsyncIterator[dict[str, RunCopy]]:
-        """Yield those of the runs that are archived, as many together as `TOGETHER_BYTES` allow.
+    async def parts(self, places: Mapping[str, _Where]) -> AsyncIterator[dict[str, RunCopy]]:
+        """Yield the runs at these places, as many together as `TOGETHER_BYTES` allow.
 
         Raises as `load`.
         """
-        for number, some in _by_file(await self.where(run_ids)).items():
+        for number, some in _by_file(places).items():
             file = await self.file(number)
             if file is not None:
                 async for part in self._parts(file, some):
@@ -469,7 +469,7 @@ class RunReads:
                 moved[run_id].status if run_id in moved else reply
                 for (run_id, _), reply in zip(runs, replies, strict=True)
             ]
-        copies = await self.archived.load(list(moved), report) if moved else {}
+        copies = await self.archived.load(moved, report)
         return [
             answer(copies[run_id], part, command[0], *command[2:]) if run_id in copies else reply
             for (run_id, part), command, reply in zip(runs, commands, replies, strict=True)

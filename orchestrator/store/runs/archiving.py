@@ -524,7 +524,7 @@ class Archiving(TurnGateway):
         for at in range(0, len(run_ids), READ_TOGETHER):
             some = run_ids[at : at + READ_TOGETHER]
             places = await self._archived.where(some)
-            async for part in self._archived.parts(list(places)):
+            async for part in self._archived.parts(places):
                 headers = [one.header for one in part.values()]
                 await self._due_again({one.get("batch", "") for one in headers} - {""})
                 for config in {one["config"] for one in headers}:
