@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any, NamedTuple
 
 import orjson
@@ -60,6 +61,8 @@ ENTER_MS = 1_800_000
 """How long after its name was entered a file may get its runs; Redis itself holds to it."""
 DROP_MS = 2 * ENTER_MS
 """When a file that is not whole is nobody's any more."""
+GATHERED = 200
+"""Runs whose ends are looked at together: some milliseconds of the process's loop."""
 MOST_DUE = 20_000
 """Runs without a batch that are moved in one turn, about."""
 READ_TOGETHER = 50
@@ -271,14 +274,18 @@ class Archiving(TurnGateway):
 
     async def _gather_list(self, shard: int, name: str) -> None:
         aging, place = self._keys.aging(shard), 0
-        while run_ids := await self._connection.execute("ZRANGE", name, place, place + RUNS - 1):
+        while run_ids := await self._connection.execute(
+            "ZRANGE", name, place, place + GATHERED - 1
+        ):
             reads = (("HMGET", self._keys.run(one), "batch", "ended") for one in run_ids)
             found = await self._connection.execute_all(*reads)
             pairs = zip(run_ids, found, strict=True)
-            ends = [(ended, one) for one, (batch, ended) in pairs if ended and not batch]
-            writes = (("ZADD", aging, "NX", ended, one) for ended, one in ends)
-            await self._note(*writes, of=self._keys.run(run_ids[0]))
-            place += RUNS
+            ends = {one: ended for one, (batch, ended) in pairs if ended and not batch}
+            if ends:
+                both = ((ended, one) for one, ended in ends.items())
+                entry = ("ZADD", aging, "NX", *chain.from_iterable(both))
+                await self._note(entry, of=self._keys.run(run_ids[0]))
+            place += GATHERED
 
     async def _gather_batch(self, batch_id: str) -> None:
         try:
