@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import orjson
 
@@ -40,10 +40,17 @@ from stepfleet.orchestrator.store.archived import FAILURES, LOOK_SECONDS, Archiv
 from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
-from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
 from stepfleet.orchestrator.store.lua import flat, run_script
 from stepfleet.orchestrator.store.pace import SweepPace, in_groups
+from stepfleet.orchestrator.store.runs.copying import (
+    EVENTS,
+    READ_BYTES,
+    CopiedRun,
+    RunCopying,
+    RunLook,
+    within,
+)
 
 log = logging.getLogger(__name__)
 TURN_MS = 180_000
@@ -66,17 +73,10 @@ GATHERED = 200
 MOST_DUE = 20_000
 """Runs without a batch that are moved in one turn, about."""
 READ_TOGETHER = 50
-READ_BYTES = 1024 * 1024
-"""Bytes of runs, in Redis, that are read together, unless one has more; in JSON they are several
-times as many."""
 LATER_MS = 600_000
 """When runs are looked at again that could not go, since others are to learn of their ends."""
-EVENTS = 500
 FIELDS_BYTES = 1024 * 1024
 """Bytes of a run that is brought back which one command writes, about."""
-_HASHES = ("", ":log", ":journal", ":outcomes", ":lost")
-_KEYS = (*_HASHES, ":events")
-"""The ends of a run's keys, in the order in which the script archive tells their sizes."""
 _BACK_MS = 600_000
 """How long parts of a run stay that nobody puts together."""
 
@@ -115,38 +115,6 @@ class ArchiveFigures(Record):
     failing_since: datetime | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """A run, the list that it is in, and by what a script tells that it is still the same.
-
-    `size` is about how long its line is, `created` in ms.
-    """
-
-    copy: RunCopy
-    listed: str
-    state: str
-    size: int
-    created: int
-    config: str
-
-
-_Stored = tuple[str, dict[str, Fields], list[tuple[str, Fields]]]
-"""A run's id, its hashes by the ends of their keys, and its events."""
-
-
-class _Look(NamedTuple):
-    """A run that can go, what tells that it is still the same, and the bytes of its keys."""
-
-    run_id: str
-    state: str
-    sizes: Sequence[int]
-
-    @property
-    def keys(self) -> list[str]:
-        """The ends of the keys that are there."""
-        return [part for part, size in zip(_KEYS, self.sizes, strict=True) if size]
-
-
 class Archiving(TurnGateway):
     """Moves runs of one store to the archive that its settings name, and back."""
 
@@ -157,6 +125,7 @@ class Archiving(TurnGateway):
         names = (keys.ARCHIVE_FILES, keys.ARCHIVE_ORDER, keys.ARCHIVE_BATCHES, keys.ARCHIVE_STATE)
         self._files, self._order, self._due_batches, self._state = map(opened.keys.of, names)
         self._archived = opened.reads.archived
+        self._copying = RunCopying(opened.connection, opened.keys)
         self._batches, self._upkeep = batches, upkeep
 
     # ---------------------------------------------------------------------------------- moving
@@ -345,7 +314,7 @@ class Archiving(TurnGateway):
 
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
-        done, part, size = Archived(), list[_Copied](), 0
+        done, part, size = Archived(), list[CopiedRun](), 0
         pace = SweepPace(self._connection)
         for group in pace.groups(run_ids):
             replies = await pace.send([self._ask(one) for one in group])
@@ -353,25 +322,17 @@ class Archiving(TurnGateway):
             owing = [one for one, reply in pairs if reply[0] < 0]
             await self._put_off(owing)
             done += Archived(left=len(owing))
-            looks = [_Look(one, *reply[1:]) for one, reply in pairs if reply[0] > 0]
-            for some in _within(READ_BYTES, looks):
-                copies, left = await self._copies(some)
-                done += Archived(left=left)
+            looks = [RunLook(one, *reply[1:]) for one, reply in pairs if reply[0] > 0]
+            for some in within(READ_BYTES, looks):
+                copies, stay = await self._copying.copies(some)
+                await self._put_off(stay)
+                done += Archived(left=len(stay))
                 part += copies
                 size += sum(one.size for one in copies)
                 if size >= BYTES or len(part) >= RUNS:
                     done += await self._write(part, batch_id)
                     part, size = [], 0
         return done + await self._write(part, batch_id) if part else done
-
-    async def _copies(self, looks: Sequence[_Look]) -> tuple[list[_Copied], int]:
-        """Return copies of runs, and how many others cannot be copied and stay."""
-        read = await self._read(looks)
-        given = [(*one, look.state) for one, look in zip(read, looks, strict=True) if one[1][""]]
-        copies = await asyncio.to_thread(lambda: [_tried(*one) for one in given])
-        stay = [one[0] for one, copy in zip(given, copies, strict=True) if copy is None]
-        await self._put_off(stay)
-        return [one for one in copies if one is not None], len(stay)
 
     async def _put_off(self, run_ids: Sequence[str]) -> None:
         later = milliseconds(await self._connection.now()) + LATER_MS
@@ -384,31 +345,7 @@ class Archiving(TurnGateway):
     ) -> tuple[Any, ...]:
         return self._scripts.call("archive", run_id, number, state, until)
 
-    async def _read(self, looks: Sequence[_Look]) -> list[_Stored]:
-        """Return runs' hashes and events, read together but for the events of long runs."""
-        reads = [(one.run_id, part) for one in looks for part in one.keys]
-        found = await self._connection.execute_all(
-            *(_read_call(f"{self._keys.run(run_id)}{part}") for run_id, part in reads)
-        )
-        every = dict(zip(reads, found, strict=True))
-        stored: list[_Stored] = []
-        for run_id, _, _ in looks:
-            hashes = {part: every.get((run_id, part), {}) for part in _HASHES}
-            page = every.get((run_id, ":events"), [])
-            events = await self._events(f"{self._keys.run(run_id)}:events", page)
-            stored.append((run_id, hashes, events))
-        return stored
-
-    async def _events(self, key: str, page: list[tuple[str, Fields]]) -> list[tuple[str, Fields]]:
-        """Return the events of a run, of which `page` are the first."""
-        found = list(page)
-        while len(page) == EVENTS:
-            given = (f"({page[-1][0]}", "+", "COUNT", EVENTS)
-            page = await self._connection.execute("XRANGE", key, *given)
-            found += page
-        return found
-
-    async def _write(self, runs: Sequence[_Copied], batch_id: str | None) -> Archived:
+    async def _write(self, runs: Sequence[CopiedRun], batch_id: str | None) -> Archived:
         """Write a file with these runs, and remove them from Redis."""
         place = self._archived.place()
         configs = await self._configs_of(runs)
@@ -441,7 +378,7 @@ class Archiving(TurnGateway):
         self._crash("archive-entered")
         return await self._remove(runs, whole)
 
-    async def _remove(self, runs: Sequence[_Copied], file: ArchiveFile) -> Archived:
+    async def _remove(self, runs: Sequence[CopiedRun], file: ArchiveFile) -> Archived:
         pace, gone = SweepPace(self._connection), 0
         for group in pace.groups(runs):
             until = file.at + ENTER_MS
@@ -459,12 +396,12 @@ class Archiving(TurnGateway):
             )
         return Archived(gone, int(gone > 0), file.size if gone else 0, len(runs) - gone)
 
-    async def _configs_of(self, runs: Sequence[_Copied]) -> dict[str, str]:
+    async def _configs_of(self, runs: Sequence[CopiedRun]) -> dict[str, str]:
         digests = {one.config for one in runs}
         texts = {one: await self._configs.text(one) for one in digests}
         return {digest: text for digest, text in texts.items() if text is not None}
 
-    async def _verify(self, file: ArchiveFile, segment: Segment, runs: Sequence[_Copied]) -> None:
+    async def _verify(self, file: ArchiveFile, segment: Segment, runs: Sequence[CopiedRun]) -> None:
         """Read a file back. Raises `ArchiveError` where it is not what was written."""
         data = await self._archived.place(file.url).read(file.name)
         try:
@@ -605,25 +542,6 @@ class Archiving(TurnGateway):
         return True
 
 
-def _read_call(key: str) -> tuple[Any, ...]:
-    if key.endswith(":events"):
-        return ("XRANGE", key, "-", "+", "COUNT", EVENTS)
-    return ("HGETALL", key)
-
-
-def _within(most: int, looks: Iterable[_Look]) -> Iterator[list[_Look]]:
-    """Yield runs in parts of so many bytes at most, unless one run has more."""
-    part, size = list[_Look](), 0
-    for one in looks:
-        if part and size + sum(one.sizes) > most:
-            yield part
-            part, size = [], 0
-        part.append(one)
-        size += sum(one.sizes)
-    if part:
-        yield part
-
-
 def _chunks(fields: Fields) -> Iterator[Fields]:
     """Yield fields in parts of about `FIELDS_BYTES`."""
     part, size = Fields(), 0
@@ -637,48 +555,8 @@ def _chunks(fields: Fields) -> Iterator[Fields]:
         yield part
 
 
-def _is_same(data: bytes, segment: Segment, runs: Sequence[_Copied]) -> bool:
+def _is_same(data: bytes, segment: Segment, runs: Sequence[CopiedRun]) -> bool:
     """Return whether a file has these runs and no others. Raises `SerializationError`."""
     index, found = read_all(data)
     same = all(found.get(one.copy.run_id) == one.copy for one in runs)
     return same and index == segment.index and data == segment.data
-
-
-def _tried(
-    run_id: str, hashes: dict[str, Fields], events: list[tuple[str, Fields]], state: str
-) -> _Copied | None:
-    """Return a run as `_copied` does; None, and an entry in the log, for one that stays."""
-    try:
-        return _copied(run_id, hashes, events, state)
-    except Exception:
-        log.exception("run %s cannot be archived, and stays", run_id)
-        return None
-
-
-def _copied(
-    run_id: str, hashes: dict[str, Fields], events: list[tuple[str, Fields]], state: str
-) -> _Copied:
-    """Return a run as the archive gets it: records are plain JSON there, for other readers too."""
-    header, logged, outcomes = hashes[""], hashes[":log"], hashes[":outcomes"]
-    hashes = {
-        **hashes,
-        "": {**header, **_plain(header, ("slim", "outcome"))},
-        ":log": {**logged, **_plain(logged, filter(str.isdigit, logged))},
-        ":outcomes": _plain(outcomes, outcomes),
-    }
-    copy = RunCopy(run_id, {part: one for part, one in hashes.items() if one}, events)
-    listed = header.get("stop_reason") or header["status"]
-    parts = (*copy.hashes.values(), *(fields for _, fields in events))
-    size = sum(len(one) for part in parts for one in part.values())
-    return _Copied(copy, listed, state, size, int(header["created"]), header["config"])
-
-
-def _plain(fields: Fields, names: Iterable[str]) -> Fields:
-    """Return these fields unpacked; those that this version cannot read stay as they are."""
-    found = {}
-    for name in names:
-        if name in fields:
-            found[name] = fields[name]
-            with suppress(SerializationError):
-                found[name] = unpacked(fields[name]).decode()
-    return found

@@ -9,7 +9,7 @@ import pytest
 from support.runs.archives import archive, check_files, ended, files, move, seen
 
 from stepfleet.orchestrator.store.runs import archiving
-from stepfleet.orchestrator.store.runs.archiving import READ_BYTES
+from stepfleet.orchestrator.store.runs.copying import READ_BYTES
 
 LONG_TEXT = b64encode(random.Random(1).randbytes(READ_BYTES * 9 // 16)).decode()
 """Three quarters of what is read together, and nothing to compress."""
@@ -23,14 +23,14 @@ async def test_long_runs_are_read_by_themselves(
         long = [await ended(desk, LONG_TEXT + str(n)) for n in range(3)]
         short = [await ended(desk) for _ in range(5)]
         before = {one: await seen(fleet, one) for one in (long[0], short[0])}
-        desk_archiving: Any = desk.opened.archiving
-        read, groups = desk_archiving._read, []
+        copying: Any = desk.opened.archiving._copying
+        read, groups = copying.read, []
 
         async def spied(looks: Any) -> Any:
             groups.append({one.run_id: sum(one.sizes) for one in looks})
             return await read(looks)
 
-        monkeypatch.setattr(desk_archiving, "_read", spied)
+        monkeypatch.setattr(copying, "read", spied)
         assert (await move(desk)).runs == 8
         assert all(len(one) == 1 or sum(one.values()) <= READ_BYTES for one in groups)
         assert len(groups) >= 3
