@@ -79,7 +79,7 @@ class StoreError(AgentException):
 
 
 class ArchiveError(AgentException):
-    """The place of archived runs cannot be reached, refuses, or lacks a file (`is_missing`)."""
+    """The archive cannot be reached, refuses, or lacks what was written (`is_missing`)."""
 
     code = "ARCHIVE_ERROR"
     retryable = True

@@ -115,8 +115,7 @@ class ArchivePlace:
     async def read(self, name: str, start: int = 0, length: int | None = None) -> bytes:
         """Return a file's bytes from `start` on, `length` of them or all; only those are read.
 
-        Raises `ArchiveError`, with `is_missing` where there is no such file; so it does if the file
-        has fewer bytes.
+        Raises `ArchiveError`, with `is_missing` where there is no such file, or it has fewer bytes.
         """
         path = self._path(name)
         if start < 0 or (length is not None and length < 0):
@@ -211,7 +210,8 @@ class ArchivePlace:
             missing = isinstance(error, FileNotFoundError) and not _has_no_bucket(error)
             why = "there is no such file" if missing and doing == "read" else _reason(error)
             # Without the cause: what it says may have credentials.
-            raise self._error(doing, name, why, is_missing=missing and doing == "read") from None
+            missing = (missing and doing == "read") or isinstance(error, EOFError)
+            raise self._error(doing, name, why, is_missing=missing) from None
         finally:
             if not done.done():
                 self._late.add(done)

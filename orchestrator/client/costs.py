@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, S
 from datetime import date, timedelta
 from typing import TypedDict
 
-from stepfleet.orchestrator.errors import ConfigurationError
+from stepfleet.orchestrator.errors import ConfigurationError, NotFoundError
 from stepfleet.orchestrator.records.ledger import (
     COST_KEYS,
     LANES,
@@ -111,7 +111,7 @@ async def lines_of_runs(
     async for page in pages:
         reads = (store.runs.get(one) for one in page)
         for run in await asyncio.gather(*reads, return_exceptions=run_id is None):
-            if isinstance(run, ConfigurationError):
+            if isinstance(run, NotFoundError):
                 continue  # it has expired, or was not created yet
             if isinstance(run, BaseException):
                 raise run
@@ -210,10 +210,20 @@ async def _each(pages: Iterable[list[str]]) -> AsyncIterator[list[str]]:
 
 
 async def _of_all(store: Store) -> AsyncIterator[list[str]]:
+    """Yield all runs, those of Redis first: what is archived meanwhile is seen there."""
     seen: set[int] = set()
-    async for page in store.purging.pages(None):
-        found = [key.partition("run:")[2] for key in page]
+    async for found in _named(store):
         new = [one for one in found if ":" not in one and hash(one) not in seen]
         seen.update(map(hash, new))
         for first in range(0, len(new), RUNS_AT_ONCE):
             yield new[first : first + RUNS_AT_ONCE]
+
+
+async def _named(store: Store) -> AsyncIterator[list[str]]:
+    async for page in store.purging.pages(None):
+        yield [key.partition("run:")[2] for key in page]
+    archived = store.reads.archived
+    async for file in archived.files():
+        if file.is_whole:
+            async for found in archived.runs(file):
+                yield found

@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import logging
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from stepfleet.orchestrator.archive.segments import (
     ArchivedEntry,
     RunCopy,
     SegmentIndex,
+    frame_bytes,
     read_frame,
     read_index,
 )
@@ -38,13 +40,17 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 Failure = ArchiveError | ConfigurationError | SerializationError
 FAILURES = (ArchiveError, ConfigurationError, SerializationError)
+Report = Callable[[Failure, Sequence[str]], None]
+"""Gets why runs cannot be read, and which."""
 """What reading an archive may raise: out of reach, not to be opened here, or damaged."""
 LOOK_SECONDS = 2.0
 """How long a client believes that a fleet has no archive; nothing is moved before all know."""
 KEPT_INDEXES = 16
 KEPT_FRAMES = 32
-TOGETHER_BYTES = 8 * 1024 * 1024
-"""Neighbouring frames of at most so many bytes are read together."""
+KEPT_BYTES = 1024 * 1024
+"""A frame with more bytes of lines, which has one long run, is not kept."""
+TOGETHER_BYTES = 1024 * 1024
+"""Neighbouring frames of at most so many bytes, compressed, are read together."""
 PAGE = 1_000
 MOST_LOOKED = 2_000
 """Runs of the archive that one page of a list looks at."""
@@ -56,7 +62,8 @@ class ArchiveFile(Record):
     """A file of the archive, as Redis knows it. Times are in ms, sizes in bytes.
 
     It was written at `at`; `oldest` and `newest` are when runs of it were created. `batch_id` is
-    set where all are of one batch. Until it `is_whole` it is being written.
+    set where all are of one batch. Until it `is_whole` it is being written, and until it
+    `is_closed` runs may come into it.
     """
 
     model_config = ConfigDict(extra="ignore")  # a newer version may say more
@@ -73,6 +80,7 @@ class ArchiveFile(Record):
     index_at: int = 0
     index_bytes: int = 0
     is_whole: bool = False
+    is_closed: bool = False
 
     @property
     def member(self) -> str:
@@ -104,6 +112,22 @@ class _Kept(Generic[K, V]):
             self.values.popitem(last=False)
 
 
+def leave_out(error: Failure, run_ids: Sequence[str]) -> None:
+    """Note in the log that runs are left out whose file is damaged or gone.
+
+    Raises `error` where it is not of the file: what cannot be reached is there all the same.
+    """
+    if not isinstance(error, SerializationError) and not getattr(error, "is_missing", False):
+        raise error
+    note_left_out(error, run_ids)
+
+
+def note_left_out(error: Failure, run_ids: Sequence[str]) -> None:
+    """Note in the log that runs are left out."""
+    named = ", ".join(run_ids[:5]) + (" ..." if len(run_ids) > 5 else "")  # noqa: PLR2004
+    log.error("%d archived runs are left out (%s): %s", len(run_ids), named, error)
+
+
 class ArchivedRuns:
     """Finds and reads the runs of the archive."""
 
@@ -115,7 +139,7 @@ class ArchivedRuns:
         self._files, self._order, self._state = map(
             names.of, (keys.ARCHIVE_FILES, keys.ARCHIVE_ORDER, keys.ARCHIVE_STATE)
         )
-        self._unused_until = 0.0
+        self._is_used, self._unused_until = False, 0.0
         self._places: dict[str, ArchivePlace] = {}
         self._known: dict[int, ArchiveFile] = {}
         self._indexes: _Kept[int, SegmentIndex] = _Kept(KEPT_INDEXES)
@@ -123,12 +147,10 @@ class ArchivedRuns:
 
     async def is_used(self) -> bool:
         """Return whether the fleet has an archive, as far as this client knows."""
-        if time.monotonic() < self._unused_until:
-            return False
-        used = bool(await self._connection.execute("EXISTS", self._state))
-        if not used:
+        if not self._is_used and time.monotonic() >= self._unused_until:
+            self._is_used = bool(await self._connection.execute("EXISTS", self._state))
             self._unused_until = time.monotonic() + LOOK_SECONDS
-        return used
+        return self._is_used
 
     async def where(self, run_ids: Sequence[str]) -> dict[str, _Where]:
         """Return the numbers of the files, and the statuses, of those that are archived."""
@@ -144,36 +166,45 @@ class ArchivedRuns:
         }
 
     async def load(
-        self, run_ids: Sequence[str], report: Callable[[ArchiveFile, Failure], None] | None = None
+        self, places: Mapping[str, _Where], report: Report | None = None
     ) -> dict[str, RunCopy]:
-        """Return those of the runs that are archived.
+        """Return the runs at these places, as `where` has found them.
 
         A file that cannot be read raises `ArchiveError`, `ConfigurationError` or
-        `SerializationError`; with `report` its runs are left out, and that gets the reason.
+        `SerializationError`; with `report` its runs are left out, and that gets them and the
+        reason.
         """
-        of_files: dict[int, list[str]] = {}
-        for run_id, (number, _) in (await self.where(run_ids)).items():
-            of_files.setdefault(number, []).append(run_id)
         copies: dict[str, RunCopy] = {}
-        for number, some in of_files.items():
+        for number, some in _by_file(places).items():
             file = await self.file(number)
             if file is None:
                 continue  # it was brought back meanwhile
-            try:
-                copies |= await self._read(file, some)
-            except FAILURES as error:
-                if report is None:
-                    raise
-                report(file, error)
+            copies |= await self._readable(file, some, report)
         return copies
 
-    async def file(self, number: int) -> ArchiveFile | None:
-        """Return the file with that number."""
-        if number not in self._known:
+    async def _readable(
+        self, file: ArchiveFile, run_ids: Sequence[str], report: Report | None
+    ) -> dict[str, RunCopy]:
+        try:
+            return await self._all_of(file, run_ids)
+        except FAILURES as error:
+            if report is None:
+                raise
+            if len(run_ids) == 1 or not isinstance(error, SerializationError):
+                report(error, run_ids)
+                return {}
+        copies: dict[str, RunCopy] = {}
+        for one in run_ids:  # parts of the file may be good
+            copies |= await self._readable(file, [one], report)
+        return copies
+
+    async def file(self, number: int, *, anew: bool = False) -> ArchiveFile | None:
+        """Return the file with that number, once it is whole; `anew`: as it is now."""
+        if anew or number not in self._known:
             stored = await self._connection.execute("HGET", self._files, number)
-            if stored is None:
+            if stored is None or not (file := ArchiveFile.from_json(stored)).is_whole:
                 return None
-            self._known[number] = ArchiveFile.from_json(stored)
+            self._known[number] = file
         return self._known[number]
 
     async def files(self) -> AsyncIterator[ArchiveFile]:
@@ -205,6 +236,13 @@ class ArchivedRuns:
             self._places[url] = ArchivePlace.open(url)
         return self._places[url]
 
+    async def runs(self, file: ArchiveFile) -> AsyncIterator[list[str]]:
+        """Yield the runs that are in a file, and nowhere else, page by page. Raises as `load`."""
+        ids = [one.run_id for one in (await self.index(file)).runs]
+        for at in range(0, len(ids), PAGE):
+            found = await self.where(ids[at : at + PAGE])
+            yield [run_id for run_id, (number, _) in found.items() if number == file.number]
+
     async def index(self, file: ArchiveFile) -> SegmentIndex:
         """Return a file's index. Raises as `load`."""
         known = self._indexes.get(file.number)
@@ -219,30 +257,59 @@ class ArchivedRuns:
         self._known.pop(number, None)
         self._indexes.values.pop(number, None)
 
-    async def _read(self, file: ArchiveFile, run_ids: Sequence[str]) -> dict[str, RunCopy]:
+    async def parts(self, places: Mapping[str, _Where]) -> AsyncIterator[dict[str, RunCopy]]:
+        """Yield the runs at these places, as many together as `TOGETHER_BYTES` allow.
+
+        Raises as `load`.
+        """
+        for number, some in _by_file(places).items():
+            file = await self.file(number)
+            if file is not None:
+                async for part in self._parts(file, some):
+                    yield part
+
+    async def _all_of(self, file: ArchiveFile, run_ids: Sequence[str]) -> dict[str, RunCopy]:
+        copies: dict[str, RunCopy] = {}
+        async for part in self._parts(file, run_ids):
+            copies |= part
+        return copies
+
+    async def _parts(
+        self, file: ArchiveFile, run_ids: Sequence[str]
+    ) -> AsyncIterator[dict[str, RunCopy]]:
         index = await self.index(file)
         for digest, text in index.configs.items():
             self._configs.remember(digest, text)
         wanted = set(run_ids)
         frames = sorted({one.frame for one in index.runs if one.run_id in wanted})
-        found: dict[str, RunCopy] = {}
-        for part in _neighbours(frames, index.frames):
-            found |= await self._read_frames(file, index, part)
-        return {one: found[one] for one in run_ids if one in found}
+        found = set[str]()
+        for numbers in _neighbours(frames, index.frames):
+            kept = (self._frames.get((file.number, one)) for one in numbers)
+            known = [one for one in kept if one is not None]
+            if len(known) < len(numbers):
+                known = await self._read_frames(file, index, numbers)
+            every = ((name, copy) for frame in known for name, copy in frame.items())
+            part = {name: copy for name, copy in every if name in wanted}
+            found |= part.keys()
+            yield part
+        if lacking := wanted - found:
+            msg = f"{file.name} in {file.url} has no run {min(lacking)}: it is another file"
+            raise SerializationError(msg)
 
     async def _read_frames(
         self, file: ArchiveFile, index: SegmentIndex, numbers: Sequence[int]
-    ) -> dict[str, RunCopy]:
-        known = {one: self._frames.get((file.number, one)) for one in numbers}
-        if any(one is None for one in known.values()):
-            first, (last, size) = index.frames[numbers[0]][0], index.frames[numbers[-1]]
-            data = await self._part(file, first, last + size - first)
-            for number in numbers:
-                at, length = index.frames[number]
-                frame = await _decoded(file, read_frame, data[at - first : at - first + length])
+    ) -> list[dict[str, RunCopy]]:
+        first, (last, size) = index.frames[numbers[0]][0], index.frames[numbers[-1]]
+        data = await self._part(file, first, last + size - first)
+        found: list[dict[str, RunCopy]] = []
+        for number in numbers:
+            at, length = index.frames[number]
+            part = data[at - first : at - first + length]
+            frame = await _decoded(file, read_frame, part)
+            found.append(frame)
+            if frame_bytes(part) <= KEPT_BYTES:
                 self._frames.put((file.number, number), frame)
-                known[number] = frame
-        return {name: copy for frame in known.values() if frame for name, copy in frame.items()}
+        return found
 
     async def _part(self, file: ArchiveFile, at: int, length: int) -> bytes:
         return await self.place(file.url).read(file.name, at, length)
@@ -325,14 +392,16 @@ class ArchivedRuns:
         except FAILURES as error:
             log.warning("runs in %s are left out of a list: %s", file.name, error)
             return []
-        runs = sorted(index.runs, key=_order)
-        if after is not None:
-            runs = [one for one in runs if _order(one) < after]
-        return runs
+        if after is None:
+            return list(index.runs)
+        return list(index.runs[: bisect_left(index.runs, after, key=lambda one: one.order)])
 
 
-def _order(entry: ArchivedEntry) -> tuple[int, bytes]:
-    return entry.created, entry.run_id.encode()
+def _by_file(places: Mapping[str, _Where]) -> dict[int, list[str]]:
+    of_files: dict[int, list[str]] = {}
+    for run_id, (number, _) in places.items():
+        of_files.setdefault(number, []).append(run_id)
+    return of_files
 
 
 def _push(
@@ -371,9 +440,8 @@ async def _decoded(file: ArchiveFile, read: Callable[[bytes], T], data: bytes) -
 class RunReads:
     """Reads keys of runs: from Redis and, where that has nothing of a run, from the archive."""
 
-    def __init__(self, connection: Connection, names: Keys, archived: ArchivedRuns) -> None:
-        self._connection, self._keys = connection, names
-        self.archived = archived
+    def __init__(self, connection: Connection, archived: ArchivedRuns) -> None:
+        self._connection, self.archived = connection, archived
 
     async def execute(self, *command: Any) -> Any:
         """Return the reply to one command. Raises as `Connection.execute` and `load` do."""
@@ -382,23 +450,26 @@ class RunReads:
     async def execute_all(
         self,
         *commands: tuple[Any, ...],
-        report: Callable[[ArchiveFile, Failure], None] | None = None,
+        report: Report | None = None,
     ) -> list[Any]:
         """Return the replies to commands that read, each one run.
 
-        All that they get of one run is from Redis, or all from the archive: whether it was moved is
-        read after them. With `report`, runs of files that cannot be read are as if they were not
-        there.
+        All that they get of one run is from Redis, or all from the archive. With `report`, runs of
+        files that cannot be read are as if they were not there.
         """
+        replies = await self._connection.execute_all(*commands)
         if not commands or not await self.archived.is_used():
-            return await self._connection.execute_all(*commands)
+            return replies
         runs = [_run_of(command[1]) for command in commands]
         run_ids = list(dict.fromkeys(run_id for run_id, _ in runs))
-        marks = [("HGET", self._keys.archived(one), one) for one in run_ids]
-        found = await self._connection.execute_all(*commands, *marks)
-        replies, stored = found[: len(commands)], found[len(commands) :]
-        moved = [one for one, mark in zip(run_ids, stored, strict=True) if mark]
-        copies = await self.archived.load(moved, report) if moved else {}
+        # Another trip: calls that are sent together may travel side by side.
+        moved = await self.archived.where(run_ids)
+        if all(command[0] == "HGET" and command[2] == "status" for command in commands):
+            return [
+                moved[run_id].status if run_id in moved else reply
+                for (run_id, _), reply in zip(runs, replies, strict=True)
+            ]
+        copies = await self.archived.load(moved, report)
         return [
             answer(copies[run_id], part, command[0], *command[2:]) if run_id in copies else reply
             for (run_id, part), command, reply in zip(runs, commands, replies, strict=True)

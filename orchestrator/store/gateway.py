@@ -38,7 +38,7 @@ class Opened:
     def reads(self) -> RunReads:
         """Reads of runs, archived ones too."""
         archived = ArchivedRuns(self.settings, self.connection, self.keys, self.configs)
-        return RunReads(self.connection, self.keys, archived)
+        return RunReads(self.connection, archived)
 
 
 class Gateway:

@@ -13,9 +13,11 @@ import secrets
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 from datetime import timedelta
+from itertools import chain
 from typing import Any
+
+import orjson
 
 from stepfleet.orchestrator.archive.places import shown_url
 from stepfleet.orchestrator.archive.segments import (
@@ -35,14 +37,21 @@ from stepfleet.orchestrator.records.archive import Archived, ArchiveFigures
 from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.archived import LOOK_SECONDS, ArchiveFile
+from stepfleet.orchestrator.store.archived import FAILURES, LOOK_SECONDS, ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
-from stepfleet.orchestrator.store.compression import unpacked
 from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
-from stepfleet.orchestrator.store.lua import flat
-from stepfleet.orchestrator.store.pace import SweepPace
+from stepfleet.orchestrator.store.lua import flat, run_script
+from stepfleet.orchestrator.store.pace import SweepPace, in_groups
+from stepfleet.orchestrator.store.runs.copying import (
+    EVENTS,
+    READ_BYTES,
+    CopiedRun,
+    RunCopying,
+    RunLook,
+    within,
+)
 
 log = logging.getLogger(__name__)
 TURN_MS = 180_000
@@ -62,27 +71,17 @@ ENTER_MS = 1_800_000
 """How long after its name was entered a file may get its runs; Redis itself holds to it."""
 DROP_MS = 2 * ENTER_MS
 """When a file that is not whole is nobody's any more."""
+GATHERED = 200
+"""Runs whose ends are looked at together: some milliseconds of the process's loop."""
 MOST_DUE = 20_000
-"""Runs of a shard that are looked at in one turn."""
+"""Runs without a batch that are moved in one turn, about."""
 READ_TOGETHER = 50
 LATER_MS = 600_000
 """When runs are looked at again that could not go, since others are to learn of their ends."""
-EVENTS = 500
 FIELDS_BYTES = 1024 * 1024
 """Bytes of a run that is brought back which one command writes, about."""
-_HASHES = ("", ":log", ":journal", ":outcomes", ":lost")
 _BACK_MS = 600_000
 """How long parts of a run stay that nobody puts together."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Copied:
-    """A run, the list that it is in, and by what a script tells that it is still the same."""
-
-    copy: RunCopy
-    listed: str
-    state: str
-    size: int
 
 
 class Archiving(TurnGateway):
@@ -95,6 +94,7 @@ class Archiving(TurnGateway):
         names = (keys.ARCHIVE_FILES, keys.ARCHIVE_ORDER, keys.ARCHIVE_BATCHES, keys.ARCHIVE_STATE)
         self._files, self._order, self._due_batches, self._state = map(opened.keys.of, names)
         self._archived = opened.reads.archived
+        self._copying = RunCopying(opened.connection, opened.keys)
         self._batches, self._upkeep = batches, upkeep
 
     # ---------------------------------------------------------------------------------- moving
@@ -210,8 +210,10 @@ class Archiving(TurnGateway):
     async def _note_failure(self, error: AgentException) -> None:
         since = milliseconds(await self._connection.now())
         with suppress(AgentException):
-            await self._connection.execute("HSETNX", self._state, "since", since)
-            await self._connection.execute("HSET", self._state, "error", error.message[:500])
+            await self._note(
+                ("HSETNX", self._state, "since", since),
+                ("HSET", self._state, "error", error.message[:500]),
+            )
 
     async def move_due(
         self,
@@ -225,7 +227,7 @@ class Archiving(TurnGateway):
         Fewer than `least` runs without a batch wait for others, for up to an hour. `report` gets
         what each part has moved.
         """
-        await self._drop_unfinished()
+        await self._close_files()
         gathered = await self._connection.execute("HGET", self._state, "gathered")
         if not gathered:
             await self.gather()
@@ -258,18 +260,22 @@ class Archiving(TurnGateway):
         for batch_id in await self._connection.execute("ZRANGE", self._all_batches, 0, -1):
             await self._gather_batch(batch_id)
         now = milliseconds(await self._connection.now())
-        await self._connection.execute("HSETNX", self._state, "gathered", now)
+        await self._note(("HSETNX", self._state, "gathered", now))
 
     async def _gather_list(self, shard: int, name: str) -> None:
         aging, place = self._keys.aging(shard), 0
-        while run_ids := await self._connection.execute("ZRANGE", name, place, place + RUNS - 1):
+        while run_ids := await self._connection.execute(
+            "ZRANGE", name, place, place + GATHERED - 1
+        ):
             reads = (("HMGET", self._keys.run(one), "batch", "ended") for one in run_ids)
             found = await self._connection.execute_all(*reads)
             pairs = zip(run_ids, found, strict=True)
-            ends = [(ended, one) for one, (batch, ended) in pairs if ended and not batch]
-            writes = (("ZADD", aging, "NX", ended, one) for ended, one in ends)
-            await self._connection.execute_all(*writes)
-            place += RUNS
+            ends = {one: ended for one, (batch, ended) in pairs if ended and not batch}
+            if ends:
+                both = ((ended, one) for one, ended in ends.items())
+                entry = ("ZADD", aging, "NX", *chain.from_iterable(both))
+                await self._note(entry, of=self._keys.run(run_ids[0]))
+            place += GATHERED
 
     async def _gather_batch(self, batch_id: str) -> None:
         try:
@@ -280,23 +286,28 @@ class Archiving(TurnGateway):
             kept = timedelta(seconds=self._settings.retention)
             ended = manifest.expires - kept if manifest.expires else await self._connection.now()
             at = milliseconds(ended)
-            await self._connection.execute("ZADD", self._due_batches, "NX", at, batch_id)
+            await self._note(("ZADD", self._due_batches, "NX", at, batch_id))
 
     async def _aged(self, before: int, least: int) -> AsyncIterator[list[str]]:
-        """Yield runs without a batch that ended before a time (ms), the runs of a file together."""
-        ids, oldest = list[str](), float(before)
-        for shard in range(self._keys.shards):
-            limits = ("WITHSCORES", "LIMIT", 0, MOST_DUE)
-            flat = await self._connection.execute(
-                "ZRANGEBYSCORE", self._keys.aging(shard), "-inf", before, *limits
-            )
-            ids += flat[::2]
-            oldest = min(oldest, float(flat[1])) if flat else oldest
-            while len(ids) >= RUNS:
-                yield ids[:RUNS]
-                ids = ids[RUNS:]
-        if ids and (len(ids) >= least or oldest < before - PATIENCE_MS):
-            yield ids
+        """Yield runs without a batch that ended before a time (ms), the runs of a file together.
+
+        They are in the order of their ends over all shards: lists go through times, and open the
+        fewer files the shorter the time is that each of them has.
+        """
+        limits = ("WITHSCORES", "LIMIT", 0, MOST_DUE // self._keys.shards + 1)
+        shards = [self._keys.aging(shard) for shard in range(self._keys.shards)]
+        found = await self._connection.execute_all(
+            *(("ZRANGEBYSCORE", key, "-inf", before, *limits) for key in shards)
+        )
+        ends = sorted(
+            (float(at), one)
+            for flat in found
+            for one, at in zip(flat[::2], flat[1::2], strict=True)
+        )
+        for at in range(0, len(ends), RUNS):
+            some = ends[at : at + RUNS]
+            if len(some) >= least or some[0][0] < before - PATIENCE_MS:
+                yield [one for _, one in some]
 
     async def move_batch(
         self, batch_id: str, report: Callable[[Archived], None] = lambda _: None
@@ -309,7 +320,7 @@ class Archiving(TurnGateway):
             return Archived()
         await self._upkeep.keep(batch_id)
         key = self._keys.manifest(batch_id)
-        await self._connection.execute("HSET", key, "archived", "1")
+        await self._note(("HSET", key, "archived", "1"), of=key)
         done = Archived()
         for some in pages_of(batch_id, manifest.rows, RUNS):
             done += (moved := await self._move(some, batch_id))
@@ -323,77 +334,49 @@ class Archiving(TurnGateway):
 
     async def _put_off_batch(self, batch_id: str) -> None:
         later = milliseconds(await self._connection.now()) + LATER_MS
-        await self._connection.execute("ZADD", self._due_batches, "XX", later, batch_id)
+        await self._note(("ZADD", self._due_batches, "XX", later, batch_id))
 
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
-        done, part = Archived(), list[_Copied]()
-        for at in range(0, len(run_ids), READ_TOGETHER):
-            copies, left = await self._copies(run_ids[at : at + READ_TOGETHER])
-            done += Archived(left=left)
-            for one in copies:
-                part.append(one)
-                if sum(each.size for each in part) >= BYTES:
+        done, part, size = Archived(), list[CopiedRun](), 0
+        pace = SweepPace(self._connection)
+        for group in pace.groups(run_ids):
+            replies = await pace.send([self._ask(one) for one in group])
+            pairs = list(zip(group, replies, strict=True))
+            owing = [one for one, reply in pairs if reply[0] < 0]
+            await self._put_off(owing)
+            done += Archived(left=len(owing))
+            looks = [RunLook(one, *reply[1:]) for one, reply in pairs if reply[0] > 0]
+            for some in within(READ_BYTES, looks):
+                copies, stay = await self._copying.copies(some)
+                await self._put_off(stay)
+                done += Archived(left=len(stay))
+                part += copies
+                size += sum(one.size for one in copies)
+                if size >= BYTES or len(part) >= RUNS:
                     done += await self._write(part, batch_id)
-                    part = []
+                    part, size = [], 0
         return done + await self._write(part, batch_id) if part else done
-
-    async def _copies(self, run_ids: Sequence[str]) -> tuple[list[_Copied], int]:
-        """Return copies of the runs that can go, and how many others are there that cannot."""
-        looks = [await self._ask(one) for one in run_ids]
-        replies = await SweepPace(self._connection).send(looks)
-        pairs = list(zip(run_ids, replies, strict=True))
-        named = [(one, reply[1]) for one, reply in pairs if reply[0] > 0]
-        stay = [one for one, reply in pairs if reply[0] < 0]
-        reads = [
-            ("HGETALL", f"{self._keys.run(run_id)}{part}")
-            for run_id, _ in named
-            for part in _HASHES
-        ]
-        found = await self._connection.execute_all(*reads)
-        copies: list[_Copied] = []
-        for number, (run_id, state) in enumerate(named):
-            hashes = dict(zip(_HASHES, found[5 * number : 5 * number + 5], strict=True))
-            if not hashes[""]:
-                continue
-            events = await self._events(f"{self._keys.run(run_id)}:events")
-            try:
-                copies.append(await asyncio.to_thread(_copied, run_id, hashes, events, state))
-            except Exception:
-                log.exception("run %s cannot be archived, and stays", run_id)
-                stay.append(run_id)
-        await self._put_off(stay)
-        return copies, len(stay)
 
     async def _put_off(self, run_ids: Sequence[str]) -> None:
         later = milliseconds(await self._connection.now()) + LATER_MS
         for run_id in run_ids:
             aging = self._keys.aging(self._keys.shard_of(run_id))
-            await self._connection.execute("ZADD", aging, "XX", later, run_id)
+            await self._note(("ZADD", aging, "XX", later, run_id), of=self._keys.run(run_id))
 
-    async def _ask(
+    def _ask(
         self, run_id: str, number: str = "", state: str = "", until: int = 0
     ) -> tuple[Any, ...]:
         return self._scripts.call("archive", run_id, number, state, until)
 
-    async def _events(self, key: str) -> list[tuple[str, Fields]]:
-        found: list[tuple[str, Fields]] = []
-        after = "-"
-        while True:
-            page = await self._connection.execute("XRANGE", key, after, "+", "COUNT", EVENTS)
-            found += [(place, fields) for place, fields in page]
-            if len(page) < EVENTS:
-                return found
-            after = f"({page[-1][0]}"
-
-    async def _write(self, runs: Sequence[_Copied], batch_id: str | None) -> Archived:
+    async def _write(self, runs: Sequence[CopiedRun], batch_id: str | None) -> Archived:
         """Write a file with these runs, and remove them from Redis."""
         place = self._archived.place()
         configs = await self._configs_of(runs)
         pairs = [(one.copy, one.listed) for one in runs]
         segment = await asyncio.to_thread(build, pairs, configs)
         now = await self._connection.now()
-        number = int(await self._connection.execute("HINCRBY", self._state, "files", 1))
+        number = int(await self._note(("HINCRBY", self._state, "files", 1)))
         name = f"{now:%Y%m%dT%H%M%S}-{number}-{secrets.token_hex(4)}{SUFFIX}"
         file = ArchiveFile(
             number=number, name=name, url=place.url, at=milliseconds(now), batch_id=batch_id
@@ -403,7 +386,7 @@ class Archiving(TurnGateway):
         await place.write(name, segment.data)
         self._crash("archive-written")
         await self._verify(file, segment, runs)
-        times = [int(one.copy.header["created"]) for one in runs]
+        times = [one.created for one in runs]
         whole = file.model_copy(
             update={
                 "runs": len(runs),
@@ -415,62 +398,87 @@ class Archiving(TurnGateway):
                 "is_whole": True,
             }
         )
-        await self._connection.execute("ZADD", self._order, whole.newest, whole.member)
         await self._enter(whole)
         self._crash("archive-entered")
         return await self._remove(runs, whole)
 
-    async def _remove(self, runs: Sequence[_Copied], file: ArchiveFile) -> Archived:
+    async def _remove(self, runs: Sequence[CopiedRun], file: ArchiveFile) -> Archived:
         pace, gone = SweepPace(self._connection), 0
         for group in pace.groups(runs):
             until = file.at + ENTER_MS
             calls = [
-                await self._ask(one.copy.run_id, str(file.number), one.state, until)
-                for one in group
+                self._ask(one.copy.run_id, str(file.number), one.state, until) for one in group
             ]
             gone += sum(reply[0] == 1 for reply in await pace.send(calls))
             self._crash("archive-removing")
         if not gone:  # all went on meanwhile
             await self._drop(file)
         else:
-            await self._connection.execute("HINCRBY", self._state, "runs", gone)
-            await self._connection.execute("HINCRBY", self._state, "bytes", file.size)
+            await self._note(
+                ("HINCRBY", self._state, "runs", gone),
+                ("HINCRBY", self._state, "bytes", file.size),
+            )
         size = file.size if gone else 0
         return Archived(runs=gone, files=int(gone > 0), bytes=size, left=len(runs) - gone)
 
-    async def _configs_of(self, runs: Sequence[_Copied]) -> dict[str, str]:
-        digests = {one.copy.header["config"] for one in runs}
+    async def _configs_of(self, runs: Sequence[CopiedRun]) -> dict[str, str]:
+        digests = {one.config for one in runs}
         texts = {one: await self._configs.text(one) for one in digests}
         return {digest: text for digest, text in texts.items() if text is not None}
 
-    async def _verify(self, file: ArchiveFile, segment: Segment, runs: Sequence[_Copied]) -> None:
+    async def _verify(self, file: ArchiveFile, segment: Segment, runs: Sequence[CopiedRun]) -> None:
         """Read a file back. Raises `ArchiveError` where it is not what was written."""
         data = await self._archived.place(file.url).read(file.name)
         try:
-            index, found = await asyncio.to_thread(read_all, data)
+            same = await asyncio.to_thread(_is_same, data, segment, runs)
         except SerializationError as error:
             raise ArchiveError(
                 f"{file.name} in {file.url} was written, but: {error.message}"
             ) from None
-        same = all(found.get(one.copy.run_id) == one.copy for one in runs)
-        if data != segment.data or index != segment.index or not same:
+        if not same:
             msg = f"{file.name} in {file.url} was written, and reads otherwise; nothing is removed"
             raise ArchiveError(msg)
 
     async def _enter(self, file: ArchiveFile) -> None:
-        await self._connection.execute("HSET", self._files, file.number, file.to_json())
+        writes: list[tuple[Any, ...]] = [("HSET", self._files, file.number, file.to_json())]
+        if file.is_whole:
+            writes.append(("ZADD", self._order, file.newest, file.member))
+        await self._note(*writes)
 
-    async def _drop_unfinished(self) -> None:
-        """Remove files that processes have not finished which are gone, or sleep."""
+    async def _note(self, *writes: tuple[Any, ...], of: str = "") -> Any:
+        """Make small writes together, in a full Redis too; return the reply to the first.
+
+        Their keys are in the slot of the hash `of`, or else of the archive's own.
+        """
+        commands = orjson.dumps([list(map(str, one)) for one in writes]).decode()
+        return await run_script(self._connection, "archive_writes", [of or self._state], commands)
+
+    async def _close_files(self) -> None:
+        """Look once at each file into which no more runs can come: the useless ones are removed.
+
+        Those are files that a process which is gone, or sleeps, has not finished, and files all of
+        whose runs are in Redis or in others.
+        """
         before = milliseconds(await self._connection.now()) - DROP_MS
         async for file in self._archived.files():
-            if not file.is_whole and file.at < before:
-                await self._drop(file)
+            if file.is_closed or file.at >= before:
+                continue
+            try:
+                if not file.is_whole or not await self._drop_if_empty(file):
+                    await (self._close(file) if file.is_whole else self._drop(file))
+            except FAILURES as error:
+                if isinstance(error, ArchiveError) and not error.is_missing:
+                    raise
+                log.warning("the archive's file %s stays as it is: %s", file.name, error)
+                await self._close(file)
+
+    async def _close(self, file: ArchiveFile) -> None:
+        await self._enter(file.model_copy(update={"is_closed": True}))
 
     async def _drop(self, file: ArchiveFile) -> None:
         await self._archived.place(file.url).remove(file.name)
-        await self._connection.execute("HDEL", self._files, file.number)
         await self._connection.execute("ZREM", self._order, file.member)
+        await self._connection.execute("HDEL", self._files, file.number)
         self._archived.forget(file.number)
 
     # ---------------------------------------------------------------------------------- back
@@ -485,12 +493,18 @@ class Archiving(TurnGateway):
         for at in range(0, len(run_ids), READ_TOGETHER):
             some = run_ids[at : at + READ_TOGETHER]
             places = await self._archived.where(some)
-            for run_id, copy in (await self._archived.load(some)).items():
-                number = places[run_id].number
-                done += await self._restore(copy, number)
-                numbers.add(number)
-        for number in numbers:
-            await self._drop_if_empty(number)
+            async for part in self._archived.parts(places):
+                headers = [one.header for one in part.values()]
+                await self._due_again({one.get("batch", "") for one in headers} - {""})
+                for config in {one["config"] for one in headers}:
+                    if not await self._configs.has(config):
+                        await self._configs.save(await self._configs.load(config))
+                pairs = [(copy, places[run_id].number) for run_id, copy in part.items()]
+                done += sum(await in_groups(pairs, lambda pair: self._restore(*pair)))
+                numbers |= {number for _, number in pairs}
+        for file in [await self._archived.file(one, anew=True) for one in numbers]:
+            if file and file.is_closed:  # others may get runs still: see `_close_files`
+                await self._drop_if_empty(file)
         return done
 
     async def restore_batch(self, manifest: Manifest) -> int:
@@ -498,31 +512,31 @@ class Archiving(TurnGateway):
         done = 0
         for some in pages_of(manifest.batch_id, manifest.rows, RUNS):
             done += await self.restore(some)
-        now = milliseconds(await self._connection.now())
-        await self._connection.execute("ZADD", self._due_batches, now, manifest.batch_id)
         return done
 
+    async def _due_again(self, batch_ids: Iterable[str]) -> None:
+        now = milliseconds(await self._connection.now())
+        for one in batch_ids:
+            await self._connection.execute("ZADD", self._due_batches, now, one)
+
     async def _restore(self, copy: RunCopy, number: int) -> int:
-        run_key = self._keys.run(copy.run_id)
-        for config in {copy.header["config"]}:
-            if not await self._configs.has(config):
-                await self._configs.save(await self._configs.load(config))
+        run_key, suffix = self._keys.run(copy.run_id), f":back:{secrets.token_hex(4)}"
         for part, fields in copy.hashes.items():
-            back = f"{run_key}{part}:back"
+            back = f"{run_key}{part}{suffix}"
             for some in _chunks(fields):
-                await self._connection.execute("HSET", back, *flat(some))
-                await self._connection.execute("PEXPIRE", back, _BACK_MS)
-        back = f"{run_key}:events:back"
+                await self._write_back(back, [("HSET", back, *flat(some))])
+        back = f"{run_key}:events{suffix}"
         for at in range(0, len(copy.events), EVENTS):
-            adds = [
-                ("XADD", back, place, *flat(one)) for place, one in copy.events[at : at + EVENTS]
-            ]
-            await self._connection.execute("UNLINK", back) if not at else None
-            await self._connection.execute_all(*adds)
-            await self._connection.execute("PEXPIRE", back, _BACK_MS)
+            some_events = copy.events[at : at + EVENTS]
+            await self._write_back(
+                back, [("XADD", back, place, *flat(one)) for place, one in some_events]
+            )
         parts = [part.removeprefix(":") or "header" for part in copy.hashes]
         names = " ".join([*parts, *(["events"] if copy.events else [])])
-        return int(await self._scripts.run("restore", copy.run_id, number, names))
+        return int(await self._scripts.run("restore", copy.run_id, number, names, suffix))
+
+    async def _write_back(self, key: str, calls: Sequence[tuple[Any, ...]]) -> None:
+        await self._connection.execute_all(*calls, ("PEXPIRE", key, _BACK_MS))
 
     async def purge(self, batch_id: str | None, before: int, *, dry_run: bool) -> int:
         """Remove files that were written before a time (ms), or of a batch; return their runs.
@@ -544,17 +558,13 @@ class Archiving(TurnGateway):
                 await self._drop(file)
         return done
 
-    async def _drop_if_empty(self, number: int) -> None:
-        file = await self._archived.file(number)
-        if file is None:
-            return
-        index = await self._archived.index(file)
-        ids = [one.run_id for one in index.runs]
-        for at in range(0, len(ids), RUNS):
-            found = await self._archived.where(ids[at : at + RUNS])
-            if any(one.number == number for one in found.values()):
-                return
+    async def _drop_if_empty(self, file: ArchiveFile) -> bool:
+        """Remove a file into which no more runs come, if none is there alone; return whether."""
+        async for found in self._archived.runs(file):
+            if found:
+                return False
         await self._drop(file)
+        return True
 
 
 def _chunks(fields: Fields) -> Iterator[Fields]:
@@ -570,28 +580,8 @@ def _chunks(fields: Fields) -> Iterator[Fields]:
         yield part
 
 
-def _copied(
-    run_id: str, hashes: dict[str, Fields], events: list[tuple[str, Fields]], state: str
-) -> _Copied:
-    """Return a run as the archive gets it: records are plain JSON there, for other readers too."""
-    header, logged, outcomes = hashes[""], hashes[":log"], hashes[":outcomes"]
-    hashes = {
-        **hashes,
-        "": {**header, **_plain(header, ("slim", "outcome"))},
-        ":log": {**logged, **_plain(logged, filter(str.isdigit, logged))},
-        ":outcomes": _plain(outcomes, outcomes),
-    }
-    copy = RunCopy(run_id, {part: one for part, one in hashes.items() if one}, events)
-    listed = header.get("stop_reason") or header["status"]
-    return _Copied(copy, listed, state, len(copy.line()))
-
-
-def _plain(fields: Fields, names: Iterable[str]) -> Fields:
-    """Return these fields unpacked; those that this version cannot read stay as they are."""
-    found = {}
-    for name in names:
-        if name in fields:
-            found[name] = fields[name]
-            with suppress(SerializationError):
-                found[name] = unpacked(fields[name]).decode()
-    return found
+def _is_same(data: bytes, segment: Segment, runs: Sequence[CopiedRun]) -> bool:
+    """Return whether a file has these runs and no others. Raises `SerializationError`."""
+    index, found = read_all(data)
+    same = all(found.get(one.copy.run_id) == one.copy for one in runs)
+    return same and index == segment.index and data == segment.data

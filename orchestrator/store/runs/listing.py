@@ -25,6 +25,7 @@ from stepfleet.orchestrator.records.run.facts import end_state
 from stepfleet.orchestrator.records.run.summary import RunPage, RunSummary, RunTree
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.archived import Report, note_left_out
 from stepfleet.orchestrator.store.batches.batches import run_id_of
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
 from stepfleet.orchestrator.store.compression import unpacked_within
@@ -176,7 +177,7 @@ class RunLists(Gateway):
             ids, looked, cursor = await self._of_lists(which, limit, cursor, selected)
         else:
             cursor = None
-        runs = await self.summaries(ids)
+        runs = await self.summaries(ids, note_left_out)
         return RunPage(runs=runs, next=str(cursor) if cursor else None, looked_at=looked)
 
     async def _of_lists(
@@ -249,7 +250,7 @@ class RunLists(Gateway):
             rows = range(end - 1, max(end - at_once, 0) - 1, -1)
             at_once = min(at_once * 4, ROWS)
             named = [run_id_of(batch.batch_id, row) for row in rows]
-            headers = await self._headers(named, fields)
+            headers = await self._headers(named, fields, note_left_out)
             fitting = {
                 run_id
                 for run_id, header in zip(named, headers, strict=True)
@@ -267,22 +268,29 @@ class RunLists(Gateway):
                 break
         return ids, first - end, Cursor(end) if end else None
 
-    async def _headers(self, run_ids: Sequence[str], fields: Sequence[str]) -> list[Fields]:
-        replies = await self._reads.execute_all(
-            *(("HMGET", self._keys.run(run_id), *fields) for run_id in run_ids)
-        )
+    async def _headers(
+        self, run_ids: Sequence[str], fields: Sequence[str], report: Report | None = None
+    ) -> list[Fields]:
+        reads = (("HMGET", self._keys.run(run_id), *fields) for run_id in run_ids)
+        replies = await self._reads.execute_all(*reads, report=report)
         return [
             {name: value for name, value in zip(fields, reply, strict=True) if value is not None}
             for reply in replies
         ]
 
-    async def summaries(self, run_ids: Sequence[str]) -> tuple[RunSummary, ...]:
-        """Return the runs that are there, as lists show them."""
-        headers = await self._headers(run_ids, _FIELDS)
+    async def summaries(
+        self, run_ids: Sequence[str], report: Report | None = None
+    ) -> tuple[RunSummary, ...]:
+        """Return the runs that are there, as lists show them.
+
+        With `report`, archived ones that cannot be read are left out; it gets why.
+        """
+        headers = await self._headers(run_ids, _FIELDS, report)
+        there = [one for one, header in zip(run_ids, headers, strict=True) if header]
         sizes = await self._reads.execute_all(
-            *(("HSTRLEN", self._keys.run(run_id), "slim") for run_id in run_ids)
+            *(("HSTRLEN", self._keys.run(run_id), "slim") for run_id in there)
         )
-        small = [one for one, size in zip(run_ids, sizes, strict=True) if size <= LARGEST_STATE]
+        small = [one for one, size in zip(there, sizes, strict=True) if size <= LARGEST_STATE]
         states = await self._headers(small, ("slim",))
         slim = {one: state.get("slim", "") for one, state in zip(small, states, strict=True)}
         pairs = zip(run_ids, headers, strict=True)
@@ -335,7 +343,7 @@ class RunLists(Gateway):
             for one in level:
                 ids = [child for child in await self._started(runs[one]) if child not in runs]
                 taken = ids[: max(limit + 1 - len(runs), 0)]
-                summaries = await self.summaries(taken)
+                summaries = await self.summaries(taken, note_left_out)
                 runs |= {child.run_id: child for child in summaries}
                 below[one] = [child.run_id for child in summaries]
                 left_out[one] = len(ids) - len(taken)

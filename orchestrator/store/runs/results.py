@@ -7,6 +7,7 @@ from stepfleet.orchestrator.agents.config import AgentConfig
 from stepfleet.orchestrator.errors import SerializationError
 from stepfleet.orchestrator.records.run.results import AgentRunResult
 from stepfleet.orchestrator.records.state import TERMINAL
+from stepfleet.orchestrator.store.archived import leave_out
 from stepfleet.orchestrator.store.codec import Fields, load_end, load_lost, load_results, log_begin
 from stepfleet.orchestrator.store.gateway import Gateway
 from stepfleet.orchestrator.store.runs.reading import (
@@ -28,11 +29,13 @@ class RunResults(Gateway):
     ) -> AsyncIterator[tuple[AgentRunResult, AgentConfig]]:
         """Yield the runs' results in this order, each with the run's configuration.
 
-        Those that are gone, or go on after a retry, are left out, and one that this version cannot
-        read, with an entry in the log.
+        Those that are gone, or go on after a retry, are left out. So is, with an entry in the log,
+        one that this version cannot read, or whose file in the archive is damaged or gone. Raises
+        `ArchiveError` or `ConfigurationError` where the archive cannot be reached.
         """
         reads = (("HGETALL", self._keys.run(run_id)) for run_id in run_ids)
-        headers = zip(run_ids, await self._reads.execute_all(*reads), strict=True)
+        found = await self._reads.execute_all(*reads, report=leave_out)
+        headers = zip(run_ids, found, strict=True)
         for part in in_parts(one for one in headers if one[1].get("status") in TERMINAL):
             for (run_id, header), log_and_lost in zip(part, await self._logs(part), strict=True):
                 if log_and_lost is None:
@@ -55,7 +58,7 @@ class RunResults(Gateway):
                 ("HGETALL", f"{key}:lost"),
                 ("HGET", key, "ended"),
             ]
-        replies = await self._reads.execute_all(*commands)
+        replies = await self._reads.execute_all(*commands, report=leave_out)
         found = zip(part, replies[::3], replies[1::3], replies[2::3], strict=True)
         return [
             (by_number(log), lost) if ended == header.get("ended") else None

@@ -74,7 +74,7 @@ async def test_a_part_is_read_and_a_short_one_is_an_error(place: ArchivePlace) -
     for start, length in ((8, 3), (0, 11), (40, 2)):
         error = await refusal(place.read("a", start, length))
         assert f"archive {place.url}: cannot read a: " in error.message
-        assert not error.is_missing
+        assert error.is_missing
 
 
 async def test_a_missing_file_is_told_from_other_trouble(place: ArchivePlace) -> None:

@@ -5,6 +5,7 @@ local key, token, ms = KEYS[1], ARGV[2], tonumber(ARGV[3])
 local owner = redis.call('GET', key)
 if ARGV[1] == 'take' then
   if owner and redis.call('PTTL', key) <= ms then return 0 end
+  redis.call('DEL', key) -- a script that has written may go on where memory is full: turns may free some
   redis.call('SET', key, token, 'PX', ms)
   return 1
 end
