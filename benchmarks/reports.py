@@ -10,6 +10,7 @@ from typing import Any
 import machine
 from plots import Plot, draw
 from repeats import Spread
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -102,14 +103,19 @@ def values(rows: Sequence[dict[str, Any]], name: str) -> list[float]:
 
 
 def show(
-    title: str, rows: Sequence[dict[str, Any]], by: Sequence[str], columns: Sequence[Column]
+    title: str,
+    rows: Sequence[dict[str, Any]],
+    by: Sequence[str],
+    columns: Sequence[Column],
+    *,
+    markdown: bool = False,
 ) -> None:
     """Print a table with a row for each group of repetitions: medians, and their spread."""
     if not rows:
         return
     console = Console(width=WIDTH, highlight=False)
     console.print(f"\n{title}")
-    table = Table()
+    table = Table(box=box.MARKDOWN if markdown else box.HEAVY_HEAD)
     for column in columns:
         table.add_column(column.heading, justify="left" if column.digits is None else "right")
     for group in grouped(rows, by).values():

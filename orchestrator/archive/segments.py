@@ -24,7 +24,8 @@ LONGEST_ERROR = 2_000
 """Characters of an error by which lists select."""
 LARGEST = 1 << 30
 """Bytes of a frame's lines; one that claims more is refused."""
-_LEVEL = 6
+_LEVEL = 3
+"""6 takes four times as long, for files 3 to 6% smaller."""
 _TRAILER = struct.Struct("<IIQQ")
 """A skippable frame: its magic number, its size, and where the index is and how long."""
 _SKIPPABLE = 0x184D2A5E
@@ -80,10 +81,18 @@ class ArchivedEntry:
     batch: str = ""
     error: str = ""
 
+    @property
+    def order(self) -> tuple[int, bytes]:
+        """A key by which runs are sorted in lists."""
+        return self.created, self.run_id.encode()
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentIndex:
-    """The index of a file. `frames` are their places and lengths in bytes, `configs` JSON texts."""
+    """The index of a file: runs by their times of creation, and where they are.
+
+    `frames` are their places and lengths in bytes, `configs` JSON texts.
+    """
 
     frames: Sequence[tuple[int, int]]
     runs: Sequence[ArchivedEntry]
@@ -125,6 +134,7 @@ def build(runs: Sequence[tuple[RunCopy, str]], configs: Mapping[str, str]) -> Se
         entries += [_entry(copy, listed, len(frames)) for copy, listed, _ in part]
         frames.append((len(data), len(frame)))
         data += frame
+    entries.sort(key=lambda one: one.order)
     index, at = SegmentIndex(frames, entries, configs), len(data)
     data += packer.compress(index.stored())
     data += _TRAILER.pack(_SKIPPABLE, _TRAILER.size - 8, at, len(data) - at)
@@ -178,6 +188,11 @@ def read_index(data: bytes) -> SegmentIndex:
         raise SerializationError(f"its index cannot be read: {error}") from None
 
 
+def frame_bytes(data: bytes) -> int:
+    """Return how many bytes of lines a frame has, by what it says of itself."""
+    return int(zstandard.frame_content_size(data))
+
+
 def read_frame(data: bytes) -> dict[str, RunCopy]:
     """Return the runs of a frame by their ids. Raises `SerializationError` where it is damaged."""
     try:
@@ -221,6 +236,7 @@ __all__ = [
     "Segment",
     "SegmentIndex",
     "build",
+    "frame_bytes",
     "place_of_index",
     "read_all",
     "read_frame",

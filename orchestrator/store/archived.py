@@ -9,6 +9,7 @@ import asyncio
 import heapq
 import logging
 import time
+from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from stepfleet.orchestrator.archive.segments import (
     ArchivedEntry,
     RunCopy,
     SegmentIndex,
+    frame_bytes,
     read_frame,
     read_index,
 )
@@ -45,8 +47,10 @@ LOOK_SECONDS = 2.0
 """How long a client believes that a fleet has no archive; nothing is moved before all know."""
 KEPT_INDEXES = 16
 KEPT_FRAMES = 32
-TOGETHER_BYTES = 8 * 1024 * 1024
-"""Neighbouring frames of at most so many bytes are read together."""
+KEPT_BYTES = 1024 * 1024
+"""A frame with more bytes of lines, which has one long run, is not kept."""
+TOGETHER_BYTES = 1024 * 1024
+"""Neighbouring frames of at most so many bytes, compressed, are read together."""
 PAGE = 1_000
 MOST_LOOKED = 2_000
 """Runs of the archive that one page of a list looks at."""
@@ -162,19 +166,16 @@ class ArchivedRuns:
         }
 
     async def load(
-        self, run_ids: Sequence[str], report: Report | None = None
+        self, places: Mapping[str, _Where], report: Report | None = None
     ) -> dict[str, RunCopy]:
-        """Return those of the runs that are archived.
+        """Return the runs at these places, as `where` has found them.
 
         A file that cannot be read raises `ArchiveError`, `ConfigurationError` or
         `SerializationError`; with `report` its runs are left out, and that gets them and the
         reason.
         """
-        of_files: dict[int, list[str]] = {}
-        for run_id, (number, _) in (await self.where(run_ids)).items():
-            of_files.setdefault(number, []).append(run_id)
         copies: dict[str, RunCopy] = {}
-        for number, some in of_files.items():
+        for number, some in _by_file(places).items():
             file = await self.file(number)
             if file is None:
                 continue  # it was brought back meanwhile
@@ -185,7 +186,7 @@ class ArchivedRuns:
         self, file: ArchiveFile, run_ids: Sequence[str], report: Report | None
     ) -> dict[str, RunCopy]:
         try:
-            return await self._read(file, run_ids)
+            return await self._all_of(file, run_ids)
         except FAILURES as error:
             if report is None:
                 raise
@@ -256,33 +257,59 @@ class ArchivedRuns:
         self._known.pop(number, None)
         self._indexes.values.pop(number, None)
 
-    async def _read(self, file: ArchiveFile, run_ids: Sequence[str]) -> dict[str, RunCopy]:
+    async def parts(self, places: Mapping[str, _Where]) -> AsyncIterator[dict[str, RunCopy]]:
+        """Yield the runs at these places, as many together as `TOGETHER_BYTES` allow.
+
+        Raises as `load`.
+        """
+        for number, some in _by_file(places).items():
+            file = await self.file(number)
+            if file is not None:
+                async for part in self._parts(file, some):
+                    yield part
+
+    async def _all_of(self, file: ArchiveFile, run_ids: Sequence[str]) -> dict[str, RunCopy]:
+        copies: dict[str, RunCopy] = {}
+        async for part in self._parts(file, run_ids):
+            copies |= part
+        return copies
+
+    async def _parts(
+        self, file: ArchiveFile, run_ids: Sequence[str]
+    ) -> AsyncIterator[dict[str, RunCopy]]:
         index = await self.index(file)
         for digest, text in index.configs.items():
             self._configs.remember(digest, text)
         wanted = set(run_ids)
         frames = sorted({one.frame for one in index.runs if one.run_id in wanted})
-        found: dict[str, RunCopy] = {}
-        for part in _neighbours(frames, index.frames):
-            found |= await self._read_frames(file, index, part)
-        if lacking := wanted - found.keys():
+        found = set[str]()
+        for numbers in _neighbours(frames, index.frames):
+            kept = (self._frames.get((file.number, one)) for one in numbers)
+            known = [one for one in kept if one is not None]
+            if len(known) < len(numbers):
+                known = await self._read_frames(file, index, numbers)
+            every = ((name, copy) for frame in known for name, copy in frame.items())
+            part = {name: copy for name, copy in every if name in wanted}
+            found |= part.keys()
+            yield part
+        if lacking := wanted - found:
             msg = f"{file.name} in {file.url} has no run {min(lacking)}: it is another file"
             raise SerializationError(msg)
-        return {one: found[one] for one in run_ids}
 
     async def _read_frames(
         self, file: ArchiveFile, index: SegmentIndex, numbers: Sequence[int]
-    ) -> dict[str, RunCopy]:
-        known = {one: self._frames.get((file.number, one)) for one in numbers}
-        if any(one is None for one in known.values()):
-            first, (last, size) = index.frames[numbers[0]][0], index.frames[numbers[-1]]
-            data = await self._part(file, first, last + size - first)
-            for number in numbers:
-                at, length = index.frames[number]
-                frame = await _decoded(file, read_frame, data[at - first : at - first + length])
+    ) -> list[dict[str, RunCopy]]:
+        first, (last, size) = index.frames[numbers[0]][0], index.frames[numbers[-1]]
+        data = await self._part(file, first, last + size - first)
+        found: list[dict[str, RunCopy]] = []
+        for number in numbers:
+            at, length = index.frames[number]
+            part = data[at - first : at - first + length]
+            frame = await _decoded(file, read_frame, part)
+            found.append(frame)
+            if frame_bytes(part) <= KEPT_BYTES:
                 self._frames.put((file.number, number), frame)
-                known[number] = frame
-        return {name: copy for frame in known.values() if frame for name, copy in frame.items()}
+        return found
 
     async def _part(self, file: ArchiveFile, at: int, length: int) -> bytes:
         return await self.place(file.url).read(file.name, at, length)
@@ -365,14 +392,16 @@ class ArchivedRuns:
         except FAILURES as error:
             log.warning("runs in %s are left out of a list: %s", file.name, error)
             return []
-        runs = sorted(index.runs, key=_order)
-        if after is not None:
-            runs = [one for one in runs if _order(one) < after]
-        return runs
+        if after is None:
+            return list(index.runs)
+        return list(index.runs[: bisect_left(index.runs, after, key=lambda one: one.order)])
 
 
-def _order(entry: ArchivedEntry) -> tuple[int, bytes]:
-    return entry.created, entry.run_id.encode()
+def _by_file(places: Mapping[str, _Where]) -> dict[int, list[str]]:
+    of_files: dict[int, list[str]] = {}
+    for run_id, (number, _) in places.items():
+        of_files.setdefault(number, []).append(run_id)
+    return of_files
 
 
 def _push(
@@ -440,7 +469,7 @@ class RunReads:
                 moved[run_id].status if run_id in moved else reply
                 for (run_id, _), reply in zip(runs, replies, strict=True)
             ]
-        copies = await self.archived.load(list(moved), report) if moved else {}
+        copies = await self.archived.load(moved, report)
         return [
             answer(copies[run_id], part, command[0], *command[2:]) if run_id in copies else reply
             for (run_id, part), command, reply in zip(runs, commands, replies, strict=True)

@@ -11,9 +11,10 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
+from itertools import chain
 from typing import Any
 
 import orjson
@@ -42,8 +43,15 @@ from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
 from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
 from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
 from stepfleet.orchestrator.store.lua import flat, run_script
-from stepfleet.orchestrator.store.pace import SweepPace
-from stepfleet.orchestrator.store.runs.copying import CopiedRun, copied_run
+from stepfleet.orchestrator.store.pace import SweepPace, in_groups
+from stepfleet.orchestrator.store.runs.copying import (
+    EVENTS,
+    READ_BYTES,
+    CopiedRun,
+    RunCopying,
+    RunLook,
+    within,
+)
 
 log = logging.getLogger(__name__)
 TURN_MS = 180_000
@@ -63,15 +71,15 @@ ENTER_MS = 1_800_000
 """How long after its name was entered a file may get its runs; Redis itself holds to it."""
 DROP_MS = 2 * ENTER_MS
 """When a file that is not whole is nobody's any more."""
+GATHERED = 200
+"""Runs whose ends are looked at together: some milliseconds of the process's loop."""
 MOST_DUE = 20_000
-"""Runs of a shard that are looked at in one turn."""
+"""Runs without a batch that are moved in one turn, about."""
 READ_TOGETHER = 50
 LATER_MS = 600_000
 """When runs are looked at again that could not go, since others are to learn of their ends."""
-EVENTS = 500
 FIELDS_BYTES = 1024 * 1024
 """Bytes of a run that is brought back which one command writes, about."""
-_HASHES = ("", ":log", ":journal", ":outcomes", ":lost")
 _BACK_MS = 600_000
 """How long parts of a run stay that nobody puts together."""
 
@@ -86,6 +94,7 @@ class Archiving(TurnGateway):
         names = (keys.ARCHIVE_FILES, keys.ARCHIVE_ORDER, keys.ARCHIVE_BATCHES, keys.ARCHIVE_STATE)
         self._files, self._order, self._due_batches, self._state = map(opened.keys.of, names)
         self._archived = opened.reads.archived
+        self._copying = RunCopying(opened.connection, opened.keys)
         self._batches, self._upkeep = batches, upkeep
 
     # ---------------------------------------------------------------------------------- moving
@@ -255,14 +264,18 @@ class Archiving(TurnGateway):
 
     async def _gather_list(self, shard: int, name: str) -> None:
         aging, place = self._keys.aging(shard), 0
-        while run_ids := await self._connection.execute("ZRANGE", name, place, place + RUNS - 1):
+        while run_ids := await self._connection.execute(
+            "ZRANGE", name, place, place + GATHERED - 1
+        ):
             reads = (("HMGET", self._keys.run(one), "batch", "ended") for one in run_ids)
             found = await self._connection.execute_all(*reads)
             pairs = zip(run_ids, found, strict=True)
-            ends = [(ended, one) for one, (batch, ended) in pairs if ended and not batch]
-            writes = (("ZADD", aging, "NX", ended, one) for ended, one in ends)
-            await self._note(*writes, of=self._keys.run(run_ids[0]))
-            place += RUNS
+            ends = {one: ended for one, (batch, ended) in pairs if ended and not batch}
+            if ends:
+                both = ((ended, one) for one, ended in ends.items())
+                entry = ("ZADD", aging, "NX", *chain.from_iterable(both))
+                await self._note(entry, of=self._keys.run(run_ids[0]))
+            place += GATHERED
 
     async def _gather_batch(self, batch_id: str) -> None:
         try:
@@ -276,20 +289,25 @@ class Archiving(TurnGateway):
             await self._note(("ZADD", self._due_batches, "NX", at, batch_id))
 
     async def _aged(self, before: int, least: int) -> AsyncIterator[list[str]]:
-        """Yield runs without a batch that ended before a time (ms), the runs of a file together."""
-        ids, oldest = list[str](), float(before)
-        for shard in range(self._keys.shards):
-            limits = ("WITHSCORES", "LIMIT", 0, MOST_DUE)
-            flat = await self._connection.execute(
-                "ZRANGEBYSCORE", self._keys.aging(shard), "-inf", before, *limits
-            )
-            ids += flat[::2]
-            oldest = min(oldest, float(flat[1])) if flat else oldest
-            while len(ids) >= RUNS:
-                yield ids[:RUNS]
-                ids = ids[RUNS:]
-        if ids and (len(ids) >= least or oldest < before - PATIENCE_MS):
-            yield ids
+        """Yield runs without a batch that ended before a time (ms), the runs of a file together.
+
+        They are in the order of their ends over all shards: lists go through times, and open the
+        fewer files the shorter the time is that each of them has.
+        """
+        limits = ("WITHSCORES", "LIMIT", 0, MOST_DUE // self._keys.shards + 1)
+        shards = [self._keys.aging(shard) for shard in range(self._keys.shards)]
+        found = await self._connection.execute_all(
+            *(("ZRANGEBYSCORE", key, "-inf", before, *limits) for key in shards)
+        )
+        ends = sorted(
+            (float(at), one)
+            for flat in found
+            for one, at in zip(flat[::2], flat[1::2], strict=True)
+        )
+        for at in range(0, len(ends), RUNS):
+            some = ends[at : at + RUNS]
+            if len(some) >= least or some[0][0] < before - PATIENCE_MS:
+                yield [one for _, one in some]
 
     async def move_batch(
         self, batch_id: str, report: Callable[[Archived], None] = lambda _: None
@@ -320,43 +338,25 @@ class Archiving(TurnGateway):
 
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
-        done, part = Archived(), list[CopiedRun]()
-        for at in range(0, len(run_ids), READ_TOGETHER):
-            copies, left = await self._copies(run_ids[at : at + READ_TOGETHER])
-            done += Archived(left=left)
-            for one in copies:
-                part.append(one)
-                if sum(each.size for each in part) >= BYTES:
+        done, part, size = Archived(), list[CopiedRun](), 0
+        pace = SweepPace(self._connection)
+        for group in pace.groups(run_ids):
+            replies = await pace.send([self._ask(one) for one in group])
+            pairs = list(zip(group, replies, strict=True))
+            owing = [one for one, reply in pairs if reply[0] < 0]
+            await self._put_off(owing)
+            done += Archived(left=len(owing))
+            looks = [RunLook(one, *reply[1:]) for one, reply in pairs if reply[0] > 0]
+            for some in within(READ_BYTES, looks):
+                copies, stay = await self._copying.copies(some)
+                await self._put_off(stay)
+                done += Archived(left=len(stay))
+                part += copies
+                size += sum(one.size for one in copies)
+                if size >= BYTES or len(part) >= RUNS:
                     done += await self._write(part, batch_id)
-                    part = []
+                    part, size = [], 0
         return done + await self._write(part, batch_id) if part else done
-
-    async def _copies(self, run_ids: Sequence[str]) -> tuple[list[CopiedRun], int]:
-        """Return copies of the runs that can go, and how many others are there that cannot."""
-        looks = [await self._ask(one) for one in run_ids]
-        replies = await SweepPace(self._connection).send(looks)
-        pairs = list(zip(run_ids, replies, strict=True))
-        named = [(one, reply[1]) for one, reply in pairs if reply[0] > 0]
-        stay = [one for one, reply in pairs if reply[0] < 0]
-        reads = [
-            ("HGETALL", f"{self._keys.run(run_id)}{part}")
-            for run_id, _ in named
-            for part in _HASHES
-        ]
-        found = await self._connection.execute_all(*reads)
-        copies: list[CopiedRun] = []
-        for number, (run_id, state) in enumerate(named):
-            hashes = dict(zip(_HASHES, found[5 * number : 5 * number + 5], strict=True))
-            if not hashes[""]:
-                continue
-            events = await self._events(f"{self._keys.run(run_id)}:events")
-            try:
-                copies.append(await asyncio.to_thread(copied_run, run_id, hashes, events, state))
-            except Exception:
-                log.exception("run %s cannot be archived, and stays", run_id)
-                stay.append(run_id)
-        await self._put_off(stay)
-        return copies, len(stay)
 
     async def _put_off(self, run_ids: Sequence[str]) -> None:
         later = milliseconds(await self._connection.now()) + LATER_MS
@@ -364,20 +364,10 @@ class Archiving(TurnGateway):
             aging = self._keys.aging(self._keys.shard_of(run_id))
             await self._note(("ZADD", aging, "XX", later, run_id), of=self._keys.run(run_id))
 
-    async def _ask(
+    def _ask(
         self, run_id: str, number: str = "", state: str = "", until: int = 0
     ) -> tuple[Any, ...]:
         return self._scripts.call("archive", run_id, number, state, until)
-
-    async def _events(self, key: str) -> list[tuple[str, Fields]]:
-        found: list[tuple[str, Fields]] = []
-        after = "-"
-        while True:
-            page = await self._connection.execute("XRANGE", key, after, "+", "COUNT", EVENTS)
-            found += [(place, fields) for place, fields in page]
-            if len(page) < EVENTS:
-                return found
-            after = f"({page[-1][0]}"
 
     async def _write(self, runs: Sequence[CopiedRun], batch_id: str | None) -> Archived:
         """Write a file with these runs, and remove them from Redis."""
@@ -396,7 +386,7 @@ class Archiving(TurnGateway):
         await place.write(name, segment.data)
         self._crash("archive-written")
         await self._verify(file, segment, runs)
-        times = [int(one.copy.header["created"]) for one in runs]
+        times = [one.created for one in runs]
         whole = file.model_copy(
             update={
                 "runs": len(runs),
@@ -417,21 +407,22 @@ class Archiving(TurnGateway):
         for group in pace.groups(runs):
             until = file.at + ENTER_MS
             calls = [
-                await self._ask(one.copy.run_id, str(file.number), one.state, until)
-                for one in group
+                self._ask(one.copy.run_id, str(file.number), one.state, until) for one in group
             ]
             gone += sum(reply[0] == 1 for reply in await pace.send(calls))
             self._crash("archive-removing")
         if not gone:  # all went on meanwhile
             await self._drop(file)
         else:
-            counts = (("runs", gone), ("bytes", file.size))
-            await self._note(*(("HINCRBY", self._state, name, one) for name, one in counts))
+            await self._note(
+                ("HINCRBY", self._state, "runs", gone),
+                ("HINCRBY", self._state, "bytes", file.size),
+            )
         size = file.size if gone else 0
         return Archived(runs=gone, files=int(gone > 0), bytes=size, left=len(runs) - gone)
 
     async def _configs_of(self, runs: Sequence[CopiedRun]) -> dict[str, str]:
-        digests = {one.copy.header["config"] for one in runs}
+        digests = {one.config for one in runs}
         texts = {one: await self._configs.text(one) for one in digests}
         return {digest: text for digest, text in texts.items() if text is not None}
 
@@ -439,13 +430,12 @@ class Archiving(TurnGateway):
         """Read a file back. Raises `ArchiveError` where it is not what was written."""
         data = await self._archived.place(file.url).read(file.name)
         try:
-            index, found = await asyncio.to_thread(read_all, data)
+            same = await asyncio.to_thread(_is_same, data, segment, runs)
         except SerializationError as error:
             raise ArchiveError(
                 f"{file.name} in {file.url} was written, but: {error.message}"
             ) from None
-        same = all(found.get(one.copy.run_id) == one.copy for one in runs)
-        if data != segment.data or index != segment.index or not same:
+        if not same:
             msg = f"{file.name} in {file.url} was written, and reads otherwise; nothing is removed"
             raise ArchiveError(msg)
 
@@ -474,15 +464,16 @@ class Archiving(TurnGateway):
             if file.is_closed or file.at >= before:
                 continue
             try:
-                if not file.is_whole:
-                    await self._drop(file)
-                if not file.is_whole or await self._drop_if_empty(file):
-                    continue
+                if not file.is_whole or not await self._drop_if_empty(file):
+                    await (self._close(file) if file.is_whole else self._drop(file))
             except FAILURES as error:
                 if isinstance(error, ArchiveError) and not error.is_missing:
                     raise
                 log.warning("the archive's file %s stays as it is: %s", file.name, error)
-            await self._enter(file.model_copy(update={"is_closed": True}))
+                await self._close(file)
+
+    async def _close(self, file: ArchiveFile) -> None:
+        await self._enter(file.model_copy(update={"is_closed": True}))
 
     async def _drop(self, file: ArchiveFile) -> None:
         await self._archived.place(file.url).remove(file.name)
@@ -502,14 +493,15 @@ class Archiving(TurnGateway):
         for at in range(0, len(run_ids), READ_TOGETHER):
             some = run_ids[at : at + READ_TOGETHER]
             places = await self._archived.where(some)
-            copies = await self._archived.load(list(places))
-            now = milliseconds(await self._connection.now())
-            batches = {one.header.get("batch", "") for one in copies.values()} - {""}
-            await self._note(*(("ZADD", self._due_batches, now, one) for one in batches))
-            for run_id, copy in copies.items():
-                number = places[run_id].number
-                done += await self._restore(copy, number)
-                numbers.add(number)
+            async for part in self._archived.parts(places):
+                headers = [one.header for one in part.values()]
+                await self._due_again({one.get("batch", "") for one in headers} - {""})
+                for config in {one["config"] for one in headers}:
+                    if not await self._configs.has(config):
+                        await self._configs.save(await self._configs.load(config))
+                pairs = [(copy, places[run_id].number) for run_id, copy in part.items()]
+                done += sum(await in_groups(pairs, lambda pair: self._restore(*pair)))
+                numbers |= {number for _, number in pairs}
         for file in [await self._archived.file(one, anew=True) for one in numbers]:
             if file and file.is_closed:  # others may get runs still: see `_close_files`
                 await self._drop_if_empty(file)
@@ -522,26 +514,29 @@ class Archiving(TurnGateway):
             done += await self.restore(some)
         return done
 
+    async def _due_again(self, batch_ids: Iterable[str]) -> None:
+        now = milliseconds(await self._connection.now())
+        for one in batch_ids:
+            await self._connection.execute("ZADD", self._due_batches, now, one)
+
     async def _restore(self, copy: RunCopy, number: int) -> int:
         run_key, suffix = self._keys.run(copy.run_id), f":back:{secrets.token_hex(4)}"
-        for config in {copy.header["config"]}:
-            if not await self._configs.has(config):
-                await self._configs.save(await self._configs.load(config))
         for part, fields in copy.hashes.items():
             back = f"{run_key}{part}{suffix}"
             for some in _chunks(fields):
-                await self._connection.execute("HSET", back, *flat(some))
-                await self._connection.execute("PEXPIRE", back, _BACK_MS)
+                await self._write_back(back, [("HSET", back, *flat(some))])
         back = f"{run_key}:events{suffix}"
         for at in range(0, len(copy.events), EVENTS):
-            adds = [
-                ("XADD", back, place, *flat(one)) for place, one in copy.events[at : at + EVENTS]
-            ]
-            await self._connection.execute_all(*adds)
-            await self._connection.execute("PEXPIRE", back, _BACK_MS)
+            some_events = copy.events[at : at + EVENTS]
+            await self._write_back(
+                back, [("XADD", back, place, *flat(one)) for place, one in some_events]
+            )
         parts = [part.removeprefix(":") or "header" for part in copy.hashes]
         names = " ".join([*parts, *(["events"] if copy.events else [])])
         return int(await self._scripts.run("restore", copy.run_id, number, names, suffix))
+
+    async def _write_back(self, key: str, calls: Sequence[tuple[Any, ...]]) -> None:
+        await self._connection.execute_all(*calls, ("PEXPIRE", key, _BACK_MS))
 
     async def purge(self, batch_id: str | None, before: int, *, dry_run: bool) -> int:
         """Remove files that were written before a time (ms), or of a batch; return their runs.
@@ -583,3 +578,10 @@ def _chunks(fields: Fields) -> Iterator[Fields]:
         size += len(value) + len(name)
     if part:
         yield part
+
+
+def _is_same(data: bytes, segment: Segment, runs: Sequence[CopiedRun]) -> bool:
+    """Return whether a file has these runs and no others. Raises `SerializationError`."""
+    index, found = read_all(data)
+    same = all(found.get(one.copy.run_id) == one.copy for one in runs)
+    return same and index == segment.index and data == segment.data

@@ -120,17 +120,17 @@ async def test_an_interrupted_return_leaves_the_archived_run(
         run_id = await ended(desk)
         await move(desk)
         before = await seen(fleet, run_id)
-        execute, writes = desk.opened.connection.execute, 0
+        send, writes = desk.opened.connection.send, 0
 
-        async def dies(*command: object) -> object:
+        def dies(*command: object) -> object:
             nonlocal writes
             writes += command[0] == "HSET"
             if writes == 3:
                 raise Ended
-            return await execute(*command)
+            return send(*command)
 
         with monkeypatch.context() as patch:
-            patch.setattr(desk.opened.connection, "execute", dies)
+            patch.setattr(desk.opened.connection, "send", dies)
             with pytest.raises(Ended):
                 await desk.opened.archiving.restore([run_id])
         with Redis.from_url(redis_url, decode_responses=True) as client:
@@ -151,15 +151,15 @@ async def test_a_return_that_took_too_long_changes_nothing(
         run_id = await ended(desk)
         await move(desk)
         before = await seen(fleet, run_id)
-        execute = desk.opened.connection.execute
+        send = desk.opened.connection.send
 
-        async def late(*command: object) -> object:
+        def late(*command: object) -> object:
             if command[0] == "PEXPIRE" and ":events" in str(command[1]):
-                await execute("DEL", str(command[1]).replace(":events", ":log"))
-            return await execute(*command)
+                send("DEL", str(command[1]).replace(":events", ":log"))
+            return send(*command)
 
         with monkeypatch.context() as patch:
-            patch.setattr(desk.opened.connection, "execute", late)
+            patch.setattr(desk.opened.connection, "send", late)
             assert await desk.opened.archiving.restore([run_id]) == 0
         assert await in_redis(desk, [run_id]) == []
         assert await seen(fleet, run_id) == before

@@ -1,6 +1,7 @@
 -- Removes an ended run of which a file of the archive has a copy. ARGV[2] the file's number, ARGV[3] what the copy has (see
--- below), or '' to look only, ARGV[4] until when it may go (ms). Returns {1, what it has} when it is gone, {0} for a run that has not ended or is not as it
--- was copied, {-1} for one that owes its end, or a request, to other runs: it goes when these know (see settled.lua).
+-- below), or '' to look only, ARGV[4] until when it may go (ms). Returns {1, what it has} when it is gone; a look adds the bytes
+-- of each key, 0 for one that is not there (1 where the server does not tell), {0} for a run that has not ended or is not as it was copied, {-1} for
+-- one that owes its end, or a request, to other runs: it goes when these know (see settled.lua).
 -- What it has are lengths, and a digest of the header where that is short: whatever changes a run that has ended changes one.
 -- Invariants: as in purge.lua a batch counts the run still. Memory is freed before any is needed, so that a full Redis runs
 -- this too.
@@ -21,7 +22,14 @@ local size = 0
 for _, name in ipairs({ 'slim', 'metadata', 'error', 'outcome' }) do size = size + redis.call('HSTRLEN', run_key, name) end
 if size <= SHORT then has[#has + 1] = redis.sha1hex(table.concat(redis.call('HGETALL', run_key), '\0')) end
 has = table.concat(has, ' ')
-if ARGV[3] == '' then return { 1, has } end
+if ARGV[3] == '' then
+  local sizes = {}
+  for i, key in ipairs(ALL_KEYS) do
+    local bytes = redis.pcall('MEMORY', 'USAGE', key, 'SAMPLES', 50)
+    sizes[i] = bytes and (tonumber(bytes) or 1) or 0
+  end
+  return { 1, has, sizes }
+end
 if has ~= ARGV[3] or now_ms() > number(ARGV[4]) then return { 0 } end
 redis.call('UNLINK', run_key .. ':chunks', run_key .. ':chunks:attempts', run_key .. ':returns', unpack(ALL_KEYS))
 redis.call('ZREM', shard .. 'runs:' .. list_of(h.status, h.stop_reason or ''), run_id)
