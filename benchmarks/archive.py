@@ -259,7 +259,7 @@ async def restored(settings: Settings, batch_id: str) -> float:
     try:
         manifest = await store.batches.get(batch_id)
         began = time.perf_counter()
-        if await store.archiving.restore_batch(manifest) != ROWS:
+        if await store.returning.restore_batch(manifest) != ROWS:
             raise RuntimeError("not all of the batch came back")
         return time.perf_counter() - began
     finally:

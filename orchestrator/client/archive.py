@@ -89,10 +89,10 @@ class AsyncFleetArchive:
             raise ConfigurationError("ids is empty: write the ids of runs or batches, as a list")
         store, report = await self._session.store(), on_progress or _ignore
         run_ids, batches = await _found(store, ids)
-        done = await store.archiving.restore(run_ids)
+        done = await store.returning.restore(run_ids)
         for one in batches:
             report(done)
-            done += await store.archiving.restore_batch(one)
+            done += await store.returning.restore_batch(one)
         return done
 
     async def verify(

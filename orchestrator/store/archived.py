@@ -62,8 +62,7 @@ class ArchiveFile(Record):
     """A file of the archive, as Redis knows it. Times are in ms, sizes in bytes.
 
     It was written at `at`; `oldest` and `newest` are when runs of it were created. `batch_id` is
-    set where all are of one batch. Until it `is_whole` it is being written, and until it
-    `is_closed` runs may come into it.
+    set where all are of one batch. Until it `is_whole` it is being written.
     """
 
     model_config = ConfigDict(extra="ignore")  # a newer version may say more
@@ -80,7 +79,6 @@ class ArchiveFile(Record):
     index_at: int = 0
     index_bytes: int = 0
     is_whole: bool = False
-    is_closed: bool = False
 
     @property
     def member(self) -> str:
@@ -236,11 +234,18 @@ class ArchivedRuns:
             self._places[url] = ArchivePlace.open(url)
         return self._places[url]
 
-    async def runs(self, file: ArchiveFile) -> AsyncIterator[list[str]]:
-        """Yield the runs that are in a file, and nowhere else, page by page. Raises as `load`."""
-        ids = [one.run_id for one in (await self.index(file)).runs]
-        for at in range(0, len(ids), PAGE):
-            found = await self.where(ids[at : at + PAGE])
+    async def runs(
+        self, file: ArchiveFile, pages: Iterable[Sequence[str]] | None = None
+    ) -> AsyncIterator[list[str]]:
+        """Yield the runs that are in a file, and nowhere else, page by page. Raises as `load`.
+
+        They are among those of `pages`; without these the file's index is read.
+        """
+        if pages is None:
+            ids = [one.run_id for one in (await self.index(file)).runs]
+            pages = (ids[at : at + PAGE] for at in range(0, len(ids), PAGE))
+        for some in pages:
+            found = await self.where(some)
             yield [run_id for run_id, (number, _) in found.items() if number == file.number]
 
     async def index(self, file: ArchiveFile) -> SegmentIndex:

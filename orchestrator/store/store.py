@@ -43,12 +43,14 @@ from stepfleet.orchestrator.store.ledger import Ledger
 from stepfleet.orchestrator.store.limits import LimitStore
 from stepfleet.orchestrator.store.response_cache import CacheEntries
 from stepfleet.orchestrator.store.runs.approvals import ApprovalStore
+from stepfleet.orchestrator.store.runs.archive_files import ArchiveFiles
 from stepfleet.orchestrator.store.runs.archiving import Archiving
 from stepfleet.orchestrator.store.runs.control import Control, Purging
 from stepfleet.orchestrator.store.runs.links import Dependents, Links
 from stepfleet.orchestrator.store.runs.listing import RunLists
 from stepfleet.orchestrator.store.runs.reading import RunReader
 from stepfleet.orchestrator.store.runs.results import RunResults
+from stepfleet.orchestrator.store.runs.returning import Returning
 from stepfleet.orchestrator.store.runs.steps import IsolationMarks, StepStore
 from stepfleet.orchestrator.store.runs.submission import RunSubmission
 from stepfleet.orchestrator.store.runs.timeline import Timelines
@@ -132,7 +134,7 @@ class Store(Opened):
     @cached_property
     def purging(self) -> Purging:
         """The removal of ended runs."""
-        return Purging(self, self.batches, self.archiving)
+        return Purging(self, self.batches, self.returning)
 
     @cached_property
     def approvals(self) -> ApprovalStore:
@@ -161,8 +163,18 @@ class Store(Opened):
 
     @cached_property
     def archiving(self) -> Archiving:
-        """Moves of ended runs to the archive, and back."""
-        return Archiving(self, self.batches, self.upkeep)
+        """Moves of ended runs to the archive."""
+        return Archiving(self, self.batches, self.upkeep, self.archive_files)
+
+    @cached_property
+    def archive_files(self) -> ArchiveFiles:
+        """The files of the archive."""
+        return ArchiveFiles(self)
+
+    @cached_property
+    def returning(self) -> Returning:
+        """Returns of archived runs, and their end."""
+        return Returning(self, self.archive_files)
 
     @cached_property
     def schedules(self) -> Schedules:

@@ -1,4 +1,4 @@
-"""Moves ended runs from Redis to the archive, and back. One process of a fleet at a time does it.
+"""Moves ended runs from Redis to the archive. One process of a fleet at a time does it.
 
 A file is written, read back, compared and entered; then its runs go from Redis, each in one step
 that checks that it is still as it was copied. Where a process dies in between, the file has runs
@@ -11,18 +11,15 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from itertools import chain
 from typing import Any
 
-import orjson
-
 from stepfleet.orchestrator.archive.places import shown_url
 from stepfleet.orchestrator.archive.segments import (
     SUFFIX,
-    RunCopy,
     Segment,
     build,
     read_all,
@@ -34,18 +31,16 @@ from stepfleet.orchestrator.errors import (
     SerializationError,
 )
 from stepfleet.orchestrator.records.archive import Archived, ArchiveFigures
-from stepfleet.orchestrator.records.batch import Manifest
 from stepfleet.orchestrator.records.outcome import StopReason
 from stepfleet.orchestrator.store import keys
-from stepfleet.orchestrator.store.archived import FAILURES, LOOK_SECONDS, ArchiveFile
+from stepfleet.orchestrator.store.archived import LOOK_SECONDS, ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import Batches, pages_of
 from stepfleet.orchestrator.store.batches.upkeep import BatchUpkeep
-from stepfleet.orchestrator.store.codec import Fields, milliseconds, moment
+from stepfleet.orchestrator.store.codec import milliseconds, moment
 from stepfleet.orchestrator.store.gateway import Opened, TurnGateway
-from stepfleet.orchestrator.store.lua import flat, run_script
-from stepfleet.orchestrator.store.pace import SweepPace, in_groups
+from stepfleet.orchestrator.store.pace import SweepPace
+from stepfleet.orchestrator.store.runs.archive_files import ENTER_MS, ArchiveFiles
 from stepfleet.orchestrator.store.runs.copying import (
-    EVENTS,
     READ_BYTES,
     CopiedRun,
     RunCopying,
@@ -58,6 +53,8 @@ TURN_MS = 180_000
 """How long others leave the work to a process that is silent: longer than a file takes."""
 BY_HAND_SECONDS, TURN_LOOK_SECONDS = 15.0, 0.1
 """For how long, and how often, who moves runs by hand looks for the end of another's turn."""
+GATHERED = 200
+"""Runs whose ends are looked at together: some milliseconds of the process's loop."""
 RUNS = 1_000
 """Runs of a file, at most."""
 BYTES = 8 * 1024 * 1024
@@ -67,35 +64,26 @@ LEAST = 200
 PATIENCE_MS = 3_600_000
 BATCHES = 100
 """Batches that are moved in one turn."""
-ENTER_MS = 1_800_000
-"""How long after its name was entered a file may get its runs; Redis itself holds to it."""
-DROP_MS = 2 * ENTER_MS
-"""When a file that is not whole is nobody's any more."""
-GATHERED = 200
-"""Runs whose ends are looked at together: some milliseconds of the process's loop."""
 MOST_DUE = 20_000
 """Runs without a batch that are moved in one turn, about."""
-READ_TOGETHER = 50
 LATER_MS = 600_000
 """When runs are looked at again that could not go, since others are to learn of their ends."""
-FIELDS_BYTES = 1024 * 1024
-"""Bytes of a run that is brought back which one command writes, about."""
-_BACK_MS = 600_000
-"""How long parts of a run stay that nobody puts together."""
 
 
 class Archiving(TurnGateway):
-    """Moves runs of one store to the archive that its settings name, and back."""
+    """Moves runs of one store to the archive that its settings name."""
 
-    def __init__(self, opened: Opened, batches: Batches, upkeep: BatchUpkeep) -> None:
+    def __init__(
+        self, opened: Opened, batches: Batches, upkeep: BatchUpkeep, entries: ArchiveFiles
+    ) -> None:
         turn = opened.keys.of(keys.ARCHIVE_TURN)
         super().__init__(opened, TURN_MS, lambda _: turn)
         self._all_batches = opened.keys.of(keys.BATCHES)
-        names = (keys.ARCHIVE_FILES, keys.ARCHIVE_ORDER, keys.ARCHIVE_BATCHES, keys.ARCHIVE_STATE)
-        self._files, self._order, self._due_batches, self._state = map(opened.keys.of, names)
+        names = (keys.ARCHIVE_FILES, keys.ARCHIVE_BATCHES, keys.ARCHIVE_STATE)
+        self._files, self._due_batches, self._state = map(opened.keys.of, names)
         self._archived = opened.reads.archived
         self._copying = RunCopying(opened.connection, opened.keys)
-        self._batches, self._upkeep = batches, upkeep
+        self._batches, self._upkeep, self._entries = batches, upkeep, entries
 
     # ---------------------------------------------------------------------------------- moving
 
@@ -137,6 +125,7 @@ class Archiving(TurnGateway):
 
             while (await self.move_due(after, least=1, report=note)).runs:
                 pass
+            await self._connection.execute("HDEL", self._state, "error", "since")
             return done
 
     async def _wait_until_known(self) -> None:
@@ -210,7 +199,7 @@ class Archiving(TurnGateway):
     async def _note_failure(self, error: AgentException) -> None:
         since = milliseconds(await self._connection.now())
         with suppress(AgentException):
-            await self._note(
+            await self._entries.note(
                 ("HSETNX", self._state, "since", since),
                 ("HSET", self._state, "error", error.message[:500]),
             )
@@ -227,7 +216,7 @@ class Archiving(TurnGateway):
         Fewer than `least` runs without a batch wait for others, for up to an hour. `report` gets
         what each part has moved.
         """
-        await self._close_files()
+        await self._entries.close_old()
         gathered = await self._connection.execute("HGET", self._state, "gathered")
         if not gathered:
             await self.gather()
@@ -260,7 +249,7 @@ class Archiving(TurnGateway):
         for batch_id in await self._connection.execute("ZRANGE", self._all_batches, 0, -1):
             await self._gather_batch(batch_id)
         now = milliseconds(await self._connection.now())
-        await self._note(("HSETNX", self._state, "gathered", now))
+        await self._entries.note(("HSETNX", self._state, "gathered", now))
 
     async def _gather_list(self, shard: int, name: str) -> None:
         aging, place = self._keys.aging(shard), 0
@@ -274,7 +263,7 @@ class Archiving(TurnGateway):
             if ends:
                 both = ((ended, one) for one, ended in ends.items())
                 entry = ("ZADD", aging, "NX", *chain.from_iterable(both))
-                await self._note(entry, of=self._keys.run(run_ids[0]))
+                await self._entries.note(entry, of=self._keys.run(run_ids[0]))
             place += GATHERED
 
     async def _gather_batch(self, batch_id: str) -> None:
@@ -286,7 +275,7 @@ class Archiving(TurnGateway):
             kept = timedelta(seconds=self._settings.retention)
             ended = manifest.expires - kept if manifest.expires else await self._connection.now()
             at = milliseconds(ended)
-            await self._note(("ZADD", self._due_batches, "NX", at, batch_id))
+            await self._entries.note(("ZADD", self._due_batches, "NX", at, batch_id))
 
     async def _aged(self, before: int, least: int) -> AsyncIterator[list[str]]:
         """Yield runs without a batch that ended before a time (ms), the runs of a file together.
@@ -313,6 +302,7 @@ class Archiving(TurnGateway):
         self, batch_id: str, report: Callable[[Archived], None] = lambda _: None
     ) -> Archived:
         """Move the runs of a batch that is over; the caller has the turn."""
+        entered = await self._connection.execute("ZSCORE", self._due_batches, batch_id)
         manifest = await self._batches.find(batch_id)
         if manifest is None or not await self._batches.is_over(batch_id, manifest):
             # At its next end it is due again.
@@ -320,7 +310,7 @@ class Archiving(TurnGateway):
             return Archived()
         await self._upkeep.keep(batch_id)
         key = self._keys.manifest(batch_id)
-        await self._note(("HSET", key, "archived", "1"), of=key)
+        await self._entries.note(("HSET", key, "archived", "1"), of=key)
         done = Archived()
         for some in pages_of(batch_id, manifest.rows, RUNS):
             done += (moved := await self._move(some, batch_id))
@@ -328,13 +318,13 @@ class Archiving(TurnGateway):
             await self.hold("")
         if done.left:
             await self._put_off_batch(batch_id)
-        else:
+        elif entered == await self._connection.execute("ZSCORE", self._due_batches, batch_id):
             await self._connection.execute("ZREM", self._due_batches, batch_id)
-        return done
+        return done  # one that has ended anew meanwhile is due again
 
     async def _put_off_batch(self, batch_id: str) -> None:
         later = milliseconds(await self._connection.now()) + LATER_MS
-        await self._note(("ZADD", self._due_batches, "XX", later, batch_id))
+        await self._entries.note(("ZADD", self._due_batches, "XX", later, batch_id))
 
     async def _move(self, run_ids: Sequence[str], batch_id: str | None) -> Archived:
         """Move those of the runs that have ended, in as many files as they need."""
@@ -362,7 +352,8 @@ class Archiving(TurnGateway):
         later = milliseconds(await self._connection.now()) + LATER_MS
         for run_id in run_ids:
             aging = self._keys.aging(self._keys.shard_of(run_id))
-            await self._note(("ZADD", aging, "XX", later, run_id), of=self._keys.run(run_id))
+            entry = ("ZADD", aging, "XX", later, run_id)
+            await self._entries.note(entry, of=self._keys.run(run_id))
 
     def _ask(
         self, run_id: str, number: str = "", state: str = "", until: int = 0
@@ -376,12 +367,12 @@ class Archiving(TurnGateway):
         pairs = [(one.copy, one.listed) for one in runs]
         segment = await asyncio.to_thread(build, pairs, configs)
         now = await self._connection.now()
-        number = int(await self._note(("HINCRBY", self._state, "files", 1)))
+        number = int(await self._entries.note(("HINCRBY", self._state, "files", 1)))
         name = f"{now:%Y%m%dT%H%M%S}-{number}-{secrets.token_hex(4)}{SUFFIX}"
         file = ArchiveFile(
             number=number, name=name, url=place.url, at=milliseconds(now), batch_id=batch_id
         )
-        await self._enter(file)
+        await self._entries.enter(file)
         self._crash("archive-begun")
         await place.write(name, segment.data)
         self._crash("archive-written")
@@ -398,7 +389,7 @@ class Archiving(TurnGateway):
                 "is_whole": True,
             }
         )
-        await self._enter(whole)
+        await self._entries.enter(whole)
         self._crash("archive-entered")
         return await self._remove(runs, whole)
 
@@ -412,9 +403,9 @@ class Archiving(TurnGateway):
             gone += sum(reply[0] == 1 for reply in await pace.send(calls))
             self._crash("archive-removing")
         if not gone:  # all went on meanwhile
-            await self._drop(file)
+            await self._entries.drop(file)
         else:
-            await self._note(
+            await self._entries.note(
                 ("HINCRBY", self._state, "runs", gone),
                 ("HINCRBY", self._state, "bytes", file.size),
             )
@@ -438,146 +429,6 @@ class Archiving(TurnGateway):
         if not same:
             msg = f"{file.name} in {file.url} was written, and reads otherwise; nothing is removed"
             raise ArchiveError(msg)
-
-    async def _enter(self, file: ArchiveFile) -> None:
-        writes: list[tuple[Any, ...]] = [("HSET", self._files, file.number, file.to_json())]
-        if file.is_whole:
-            writes.append(("ZADD", self._order, file.newest, file.member))
-        await self._note(*writes)
-
-    async def _note(self, *writes: tuple[Any, ...], of: str = "") -> Any:
-        """Make small writes together, in a full Redis too; return the reply to the first.
-
-        Their keys are in the slot of the hash `of`, or else of the archive's own.
-        """
-        commands = orjson.dumps([list(map(str, one)) for one in writes]).decode()
-        return await run_script(self._connection, "archive_writes", [of or self._state], commands)
-
-    async def _close_files(self) -> None:
-        """Look once at each file into which no more runs can come: the useless ones are removed.
-
-        Those are files that a process which is gone, or sleeps, has not finished, and files all of
-        whose runs are in Redis or in others.
-        """
-        before = milliseconds(await self._connection.now()) - DROP_MS
-        async for file in self._archived.files():
-            if file.is_closed or file.at >= before:
-                continue
-            try:
-                if not file.is_whole or not await self._drop_if_empty(file):
-                    await (self._close(file) if file.is_whole else self._drop(file))
-            except FAILURES as error:
-                if isinstance(error, ArchiveError) and not error.is_missing:
-                    raise
-                log.warning("the archive's file %s stays as it is: %s", file.name, error)
-                await self._close(file)
-
-    async def _close(self, file: ArchiveFile) -> None:
-        await self._enter(file.model_copy(update={"is_closed": True}))
-
-    async def _drop(self, file: ArchiveFile) -> None:
-        await self._archived.place(file.url).remove(file.name)
-        await self._connection.execute("ZREM", self._order, file.member)
-        await self._connection.execute("HDEL", self._files, file.number)
-        self._archived.forget(file.number)
-
-    # ---------------------------------------------------------------------------------- back
-
-    async def restore(self, run_ids: Sequence[str]) -> int:
-        """Bring runs back to Redis; return how many were in the archive.
-
-        They are archived anew `archive_after` seconds later. Raises `ArchiveError`,
-        `SerializationError` or `ConfigurationError` where a file cannot be read, `StoreError`.
-        """
-        done, numbers = 0, set[int]()
-        for at in range(0, len(run_ids), READ_TOGETHER):
-            some = run_ids[at : at + READ_TOGETHER]
-            places = await self._archived.where(some)
-            async for part in self._archived.parts(places):
-                headers = [one.header for one in part.values()]
-                await self._due_again({one.get("batch", "") for one in headers} - {""})
-                for config in {one["config"] for one in headers}:
-                    if not await self._configs.has(config):
-                        await self._configs.save(await self._configs.load(config))
-                pairs = [(copy, places[run_id].number) for run_id, copy in part.items()]
-                done += sum(await in_groups(pairs, lambda pair: self._restore(*pair)))
-                numbers |= {number for _, number in pairs}
-        for file in [await self._archived.file(one, anew=True) for one in numbers]:
-            if file and file.is_closed:  # others may get runs still: see `_close_files`
-                await self._drop_if_empty(file)
-        return done
-
-    async def restore_batch(self, manifest: Manifest) -> int:
-        """Bring the runs of a batch back; return how many. Raises as `restore`."""
-        done = 0
-        for some in pages_of(manifest.batch_id, manifest.rows, RUNS):
-            done += await self.restore(some)
-        return done
-
-    async def _due_again(self, batch_ids: Iterable[str]) -> None:
-        now = milliseconds(await self._connection.now())
-        for one in batch_ids:
-            await self._connection.execute("ZADD", self._due_batches, now, one)
-
-    async def _restore(self, copy: RunCopy, number: int) -> int:
-        run_key, suffix = self._keys.run(copy.run_id), f":back:{secrets.token_hex(4)}"
-        for part, fields in copy.hashes.items():
-            back = f"{run_key}{part}{suffix}"
-            for some in _chunks(fields):
-                await self._write_back(back, [("HSET", back, *flat(some))])
-        back = f"{run_key}:events{suffix}"
-        for at in range(0, len(copy.events), EVENTS):
-            some_events = copy.events[at : at + EVENTS]
-            await self._write_back(
-                back, [("XADD", back, place, *flat(one)) for place, one in some_events]
-            )
-        parts = [part.removeprefix(":") or "header" for part in copy.hashes]
-        names = " ".join([*parts, *(["events"] if copy.events else [])])
-        return int(await self._scripts.run("restore", copy.run_id, number, names, suffix))
-
-    async def _write_back(self, key: str, calls: Sequence[tuple[Any, ...]]) -> None:
-        await self._connection.execute_all(*calls, ("PEXPIRE", key, _BACK_MS))
-
-    async def purge(self, batch_id: str | None, before: int, *, dry_run: bool) -> int:
-        """Remove files that were written before a time (ms), or of a batch; return their runs.
-
-        A file goes as a whole, with all its runs.
-        """
-        done = 0
-        async for file in self._archived.files():
-            if not file.is_whole or file.at > before or batch_id not in (None, file.batch_id):
-                continue
-            done += file.runs
-            if not dry_run:
-                index = await self._archived.index(file)
-                pace = SweepPace(self._connection)
-                for group in pace.groups([one.run_id for one in index.runs]):
-                    number = str(file.number)
-                    calls = [self._scripts.call("restore", one, number, "") for one in group]
-                    await pace.send(calls)
-                await self._drop(file)
-        return done
-
-    async def _drop_if_empty(self, file: ArchiveFile) -> bool:
-        """Remove a file into which no more runs come, if none is there alone; return whether."""
-        async for found in self._archived.runs(file):
-            if found:
-                return False
-        await self._drop(file)
-        return True
-
-
-def _chunks(fields: Fields) -> Iterator[Fields]:
-    """Yield fields in parts of about `FIELDS_BYTES`."""
-    part, size = Fields(), 0
-    for name, value in fields.items():
-        if part and size + len(value) > FIELDS_BYTES:
-            yield part
-            part, size = {}, 0
-        part[name] = value
-        size += len(value) + len(name)
-    if part:
-        yield part
 
 
 def _is_same(data: bytes, segment: Segment, runs: Sequence[CopiedRun]) -> bool:

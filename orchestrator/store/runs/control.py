@@ -36,8 +36,8 @@ from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.ledger import Payer, lines_of
 from stepfleet.orchestrator.store.lua import ScriptCall, detail_of
 from stepfleet.orchestrator.store.pace import SweepPace
-from stepfleet.orchestrator.store.runs.archiving import Archiving
 from stepfleet.orchestrator.store.runs.reading import StoredRun, archived_run, unknown_run
+from stepfleet.orchestrator.store.runs.returning import Returning
 from stepfleet.orchestrator.store.runs.steps import ending
 
 COST_FROM = "cost_from"
@@ -303,9 +303,9 @@ class Purge:
 class Purging(Gateway):
     """Purges one store."""
 
-    def __init__(self, opened: Opened, batches: Batches, archiving: Archiving) -> None:
+    def __init__(self, opened: Opened, batches: Batches, returning: Returning) -> None:
         super().__init__(opened)
-        self._batches, self._archiving = batches, archiving
+        self._batches, self._returning = batches, returning
 
     async def purge(self, what: Purge) -> AsyncIterator[int]:
         """Remove matching runs, or count them in a dry run; yield their number after each page.
@@ -334,7 +334,8 @@ class Purging(Gateway):
                 done, owing = done + removed, owing + left
             yield done
         if what.archived:
-            done += await self._archiving.purge(what.batch_id, before, dry_run=what.dry_run)
+            batch = await self._batches.find(what.batch_id) if what.batch_id else None
+            done += await self._returning.purge(batch, before, dry_run=what.dry_run)
             yield done
         if what.is_whole_batch and what.batch_id and not owing:
             await self._forget(what.batch_id)

@@ -72,7 +72,7 @@ async def check_out_of_reach(
             [one async for one in found.results(ordered=ordered)]
     assert await listed(fleet) == live
     with pytest.raises(ArchiveError):
-        await desk.opened.archiving.restore([there])
+        await desk.opened.returning.restore([there])
 
 
 async def test_a_folder_that_refuses_loses_nothing(redis_url: str, tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ async def test_a_damaged_file_is_named_and_others_are_read(
             assert await listed(other, batch=batch.id) == ids[:2:-1]
             assert await listed(other, status="failed") == []
             with pytest.raises((SerializationError, ArchiveError), match=bad.name):
-                await desk.opened.archiving.restore(ids[:1])
+                await desk.opened.returning.restore(ids[:1])
         assert (await move(desk)).runs == 1  # others go on
         assert (await fleet.runs.result(live)).success
 

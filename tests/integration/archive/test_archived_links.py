@@ -112,7 +112,7 @@ async def test_costs_are_the_same_before_and_after(redis_url: str, tmp_path: Pat
         assert [await lines(**which) for which in conditions] == before
         assert await fleet.costs("batch,tenant") == sums
         some = list(batch.run_ids())[:2]
-        assert await desk.opened.archiving.restore(some) == 2
+        assert await desk.opened.returning.restore(some) == 2
         assert [await lines(**which) for which in conditions] == before
         assert await in_redis(desk, [live]) == [live]
 

@@ -54,7 +54,7 @@ async def test_archived_and_live_runs_are_listed_together(redis_url: str, tmp_pa
         left = await in_redis(desk, order)
         assert not left
         back = order[::5]
-        assert await desk.opened.archiving.restore(back) == len(back)
+        assert await desk.opened.returning.restore(back) == len(back)
         for which, expected in zip(CONDITIONS, whole, strict=True):
             limit = 7 if which in CONDITIONS[:2] else 50
             assert await listed(fleet, limit, **which) == expected, which

@@ -35,7 +35,7 @@ async def test_a_batch_that_is_half_archived_has_all_its_results(
         assert await in_redis(desk, list(batch.run_ids())) == []
         some = [run_id_of(batch.id, row) for row in (1, 3, 5, 11)]
         for back in (0, len(some)):
-            assert await desk.opened.archiving.restore(some[:back]) == back
+            assert await desk.opened.returning.restore(some[:back]) == back
             assert [one async for one in batch.results(ordered=True)] == whole
             for follow in (True, False):
                 found = await results(batch, follow=follow)
@@ -88,7 +88,7 @@ async def test_the_command_writes_archived_results(redis_url: str, tmp_path: Pat
         assert len(before[0].splitlines()) == ROWS
         assert orjson.loads(before[0].splitlines()[7])["id"] == "line-7"
         some = [run_id_of(batch.id, 7)]  # to a file of its own, which is then removed
-        assert await desk.opened.archiving.restore(some) == 1
+        assert await desk.opened.returning.restore(some) == 1
         await move(desk)
         newest = max(await files(desk), key=lambda one: one.number)
         (tmp_path / "archive" / newest.name).unlink()

@@ -25,7 +25,7 @@ from stepfleet.orchestrator import ConflictError
 from stepfleet.orchestrator.errors import ArchiveError
 from stepfleet.orchestrator.store.pace import SweepPace
 from stepfleet.orchestrator.store.runs import archiving
-from stepfleet.orchestrator.store.runs.archiving import ENTER_MS
+from stepfleet.orchestrator.store.runs.archive_files import ENTER_MS
 
 TURN = "sf:{archive}:turn"
 
@@ -39,7 +39,8 @@ async def sleeps(
     any two commands a process may be stopped.
     """
     archiver, reached, woken = desk.opened.archiving, asyncio.Event(), asyncio.Event()
-    verify, remove, enter = archiver._verify, archiver._remove, archiver._enter
+    entries = desk.opened.archive_files
+    verify, remove, enter = archiver._verify, archiver._remove, entries.enter
 
     async def asleep(*_: Any) -> None:
         reached.set()
@@ -63,8 +64,9 @@ async def sleeps(
             await asleep()
 
     with monkeypatch.context() as patch:
-        for name, one in (("_verify", verified), ("_remove", removed), ("_enter", entered)):
-            patch.setattr(archiver, name, one)
+        patch.setattr(archiver, "_verify", verified)
+        patch.setattr(archiver, "_remove", removed)
+        patch.setattr(entries, "enter", entered)
         moving = asyncio.create_task(move(desk))
         await reached.wait()
         await desk.opened.connection.execute("DEL", TURN)  # it has slept for longer than a turn
@@ -119,7 +121,7 @@ async def test_what_comes_back_while_its_file_gets_more_runs_loses_none(
             if gone and not returned.is_set():
                 returned.set()
                 assert len(gone) < len(ids)
-                assert await other.opened.archiving.restore(gone) == len(gone)
+                assert await other.opened.returning.restore(gone) == len(gone)
             return found
 
         with monkeypatch.context() as patch:

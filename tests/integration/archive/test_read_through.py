@@ -53,7 +53,7 @@ async def check_same(desk: Bench, fleet: AsyncFleet, *run_ids: str) -> None:
         assert (await fleet.runs.page()).runs == page
         await check_files(desk)
         if not again:
-            assert await desk.opened.archiving.restore(run_ids) == len(run_ids)
+            assert await desk.opened.returning.restore(run_ids) == len(run_ids)
             assert await in_redis(desk, run_ids) == list(run_ids)
 
 
@@ -137,5 +137,5 @@ async def test_long_and_large_runs_come_whole(redis_url: str, tmp_path: Path) ->
         assert await in_redis(desk, runs) == []
         assert [await fleet.runs.result(one) for one in runs] == before
         assert (await fleet.runs.timeline(runs[0], first=2_990)).steps[-1].step == 3_000
-        assert await desk.opened.archiving.restore(runs) == len(runs)
+        assert await desk.opened.returning.restore(runs) == len(runs)
         assert [await fleet.runs.result(one) for one in runs] == before

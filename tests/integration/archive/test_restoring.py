@@ -21,7 +21,7 @@ from support.runs.archives import (
 )
 
 from stepfleet.orchestrator import ConflictError, RunStatus
-from stepfleet.orchestrator.store.runs import archiving
+from stepfleet.orchestrator.store.runs import returning
 
 
 async def test_a_run_comes_back_is_retried_and_moves_again(redis_url: str, tmp_path: Path) -> None:
@@ -34,8 +34,8 @@ async def test_a_run_comes_back_is_retried_and_moves_again(redis_url: str, tmp_p
                 await change
         assert (await fleet.runs.cancel(run_id)).outcome == "ended"
         before = await seen(fleet, run_id)
-        assert await desk.opened.archiving.restore([run_id, "unknown", run_id]) == 1
-        assert await desk.opened.archiving.restore([run_id]) == 0
+        assert await desk.opened.returning.restore([run_id, "unknown", run_id]) == 1
+        assert await desk.opened.returning.restore([run_id]) == 0
         assert await seen(fleet, run_id) == before
         await fleet.runs.retry(run_id)
         await end(desk, run_id, "better")
@@ -46,9 +46,9 @@ async def test_a_run_comes_back_is_retried_and_moves_again(redis_url: str, tmp_p
         assert await listed(fleet, status="failed") == []  # as its first file has it
         await older(desk)
         assert sum(one.runs for one in await files(desk)) == 3
-        await desk.opened.archiving.restore([run_id])
+        await desk.opened.returning.restore([run_id])
         assert len(await files(desk)) == 1  # all of its file is back
-        await desk.opened.archiving.restore([other])
+        await desk.opened.returning.restore([other])
         assert await files(desk) == []
         await check_files(desk)
         assert set(await in_redis(desk, [run_id, other])) == {run_id, other}
@@ -64,16 +64,16 @@ async def test_one_run_of_a_batch_comes_back_and_the_batch_is_due_again(
         assert (await move(desk)).runs == 5
         with pytest.raises(ConflictError, match="archive --restore"):
             await batch.retry()
-        assert await desk.opened.archiving.restore(ids[2:3]) == 1
+        assert await desk.opened.returning.restore(ids[2:3]) == 1
         assert (await move(desk)).runs == 1
-        assert await desk.opened.archiving.restore(ids[2:3]) == 1
+        assert await desk.opened.returning.restore(ids[2:3]) == 1
         assert await batch.retry() == 1
         await end(desk, ids[2], "better")
         await desk.keep_up()
         assert (await move(desk)).runs == 1
         assert (await fleet.runs.result(ids[2])).output == "better"
         manifest = await desk.opened.batches.get(batch.id)
-        assert await desk.opened.archiving.restore_batch(manifest) == 5
+        assert await desk.opened.returning.restore_batch(manifest) == 5
         assert await in_redis(desk, ids) == ids
         assert (await batch.progress()).completed == 5
         assert (await move(desk)).runs == 5
@@ -95,7 +95,7 @@ async def test_a_purge_removes_archived_runs_only_where_it_is_told(
             await fleet.runs.purge(batch=batch.id)
         assert await fleet.runs.purge(archived=True, older_than=3600) == 0
         ids = list(batch.run_ids())
-        await desk.opened.archiving.restore(ids[:1])
+        await desk.opened.returning.restore(ids[:1])
         assert await fleet.runs.purge(batch=batch.id, archived=True, dry_run=True) >= 3
         assert await fleet.runs.purge(batch=batch.id, archived=True) >= 3
         assert not [one for one in ids if await is_known(fleet, one)]
@@ -132,14 +132,14 @@ async def test_an_interrupted_return_leaves_the_archived_run(
         with monkeypatch.context() as patch:
             patch.setattr(desk.opened.connection, "send", dies)
             with pytest.raises(Ended):
-                await desk.opened.archiving.restore([run_id])
+                await desk.opened.returning.restore([run_id])
         with Redis.from_url(redis_url, decode_responses=True) as client:
             left = [key for key in client.scan_iter("*") if run_id in key]
             assert len(left) == 2
-            assert all(0 < client.ttl(key) <= archiving._BACK_MS / 1000 for key in left)
+            assert all(0 < client.ttl(key) <= returning._BACK_MS / 1000 for key in left)
         assert await in_redis(desk, [run_id]) == []
         assert await seen(fleet, run_id) == before
-        assert await desk.opened.archiving.restore([run_id]) == 1
+        assert await desk.opened.returning.restore([run_id]) == 1
         assert await seen(fleet, run_id) == before
 
 
@@ -160,7 +160,7 @@ async def test_a_return_that_took_too_long_changes_nothing(
 
         with monkeypatch.context() as patch:
             patch.setattr(desk.opened.connection, "send", late)
-            assert await desk.opened.archiving.restore([run_id]) == 0
+            assert await desk.opened.returning.restore([run_id]) == 0
         assert await in_redis(desk, [run_id]) == []
         assert await seen(fleet, run_id) == before
 
@@ -176,7 +176,7 @@ async def test_two_who_bring_back_the_same_runs_bring_each_once(
         ids = [await ended(desk) for _ in range(8)]
         await move(desk)
         before = [await seen(fleet, one) for one in ids]
-        both = (desk.opened.archiving.restore(ids), other.opened.archiving.restore(ids[::-1]))
+        both = (desk.opened.returning.restore(ids), other.opened.returning.restore(ids[::-1]))
         assert sum(await asyncio.gather(*both)) == len(ids)
         assert [await seen(fleet, one) for one in ids] == before
         assert await in_redis(desk, ids) == ids

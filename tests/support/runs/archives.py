@@ -16,7 +16,7 @@ from stepfleet.orchestrator.records.archive import Archived
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.archived import ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.runs.archiving import DROP_MS
+from stepfleet.orchestrator.store.runs.archive_files import DROP_MS
 
 LONG = {"lease": 600.0, "grace": 60}
 
@@ -72,8 +72,10 @@ async def older(desk: Bench) -> None:
     """Have an hour and more go by for the archive's files, and have them looked at."""
     archived = desk.opened.reads.archived
     for file in await files(desk):
-        record = file.model_copy(update={"at": file.at - DROP_MS - 1}).to_json()
-        await desk.opened.connection.execute("HSET", "sf:{archive}:files", file.number, record)
+        then, execute = file.at - DROP_MS - 1, desk.opened.connection.execute
+        record = file.model_copy(update={"at": then}).to_json()
+        await execute("HSET", "sf:{archive}:files", file.number, record)
+        await execute("ZADD", "sf:{archive}:open", "XX", then, file.number)
         archived.forget(file.number)
     await move(desk)
 
