@@ -127,6 +127,8 @@ class ArchivePlace:
         end = None if length is None else start + length
 
         def work(files: Any) -> bytes:
+            if self._protocol in _LOCAL and not Path(self._folder).is_dir():
+                raise OSError("the folder is not there: is its disk mounted?")
             found = bytes(files.cat_file(path, start=None if whole else start, end=end))
             if length is not None and len(found) != length:
                 raise EOFError(f"{len(found)} bytes where {length} were expected, from {start}")
@@ -177,7 +179,8 @@ class ArchivePlace:
 
     def _path(self, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name of a file of an archive")
+            msg = f"archive {self.url}: {name!r:.80} is no name of a file of an archive"
+            raise ArchiveError(msg, is_missing=True)
         return f"{self._folder}/{name}"
 
     def _opened(self) -> Any:

@@ -51,6 +51,7 @@ KEPT_BYTES = 1024 * 1024
 """A frame with more bytes of lines, which has one long run, is not kept."""
 TOGETHER_BYTES = 1024 * 1024
 """Neighbouring frames of at most so many bytes, compressed, are read together."""
+_PASSING = ("memory", "blockcache", "cached", "filecache", "simplecache")
 PAGE = 1_000
 MOST_LOOKED = 2_000
 """Runs of the archive that one page of a list looks at."""
@@ -224,6 +225,7 @@ class ArchivedRuns:
         """
         own = self._settings.archive_url.get_secret_value() if self._settings.archive_url else ""
         if own not in self._places and own:
+            _check_lasting(own)
             self._places[own] = ArchivePlace.open(own)
         if own and url in (None, self._places[own].url):
             return self._places[own]
@@ -407,6 +409,17 @@ def _by_file(places: Mapping[str, _Where]) -> dict[int, list[str]]:
     for run_id, (number, _) in places.items():
         of_files.setdefault(number, []).append(run_id)
     return of_files
+
+
+def _check_lasting(url: str) -> None:
+    """Raise `ConfigurationError` for a place that ends with the process, or hides the real one."""
+    protocol = url.partition("://")[0]
+    if "::" in url or protocol in _PASSING:
+        msg = (
+            f"archive_url begins with {protocol}: files there are not, or not at once, where they "
+            "last; write the folder or storage itself, such as s3://bucket/folder"
+        )
+        raise ConfigurationError(msg)
 
 
 def _push(

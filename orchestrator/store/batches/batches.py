@@ -16,6 +16,7 @@ from stepfleet.orchestrator.records.batch import BatchProgress, Manifest, progre
 from stepfleet.orchestrator.records.state import Lifecycle
 from stepfleet.orchestrator.records.text.validation import explain_invalid
 from stepfleet.orchestrator.store import keys
+from stepfleet.orchestrator.store.archived import note_left_out
 from stepfleet.orchestrator.store.codec import moment
 from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.lua import flat
@@ -345,7 +346,7 @@ class Batches(Gateway):
         """Return the run of the line with that id; None if the batch has none (any more)."""
         for run_ids in pages_of(manifest.batch_id, manifest.rows, ROWS):
             reads = (("HGET", self._keys.run(run_id), "line") for run_id in run_ids)
-            lines = await self._reads.execute_all(*reads)
+            lines = await self._reads.execute_all(*reads, report=note_left_out)
             if line_id in lines:
                 return run_ids[lines.index(line_id)]
         return None

@@ -1,10 +1,12 @@
 """Which files the archive has: entered before they are written, and again when they are whole."""
 
 import logging
+import secrets
 from typing import Any
 
 import orjson
 
+from stepfleet.orchestrator.archive.places import ArchivePlace
 from stepfleet.orchestrator.errors import ArchiveError
 from stepfleet.orchestrator.store import keys
 from stepfleet.orchestrator.store.archived import FAILURES, ArchiveFile
@@ -13,6 +15,9 @@ from stepfleet.orchestrator.store.gateway import Gateway, Opened
 from stepfleet.orchestrator.store.lua import run_script
 
 log = logging.getLogger(__name__)
+MARKER = "stepfleet-archive.json"
+"""The file by which a place is known again."""
+_NEW = "new:"
 ENTER_MS = 1_800_000
 """How long after its name was entered a file may get its runs; Redis itself holds to it."""
 DROP_MS = 2 * ENTER_MS
@@ -27,6 +32,42 @@ class ArchiveFiles(Gateway):
         names = (keys.ARCHIVE_FILES, keys.ARCHIVE_ORDER, keys.ARCHIVE_OPEN, keys.ARCHIVE_STATE)
         self._files, self._order, self._open, self._state = map(opened.keys.of, names)
         self._archived = opened.reads.archived
+
+    async def check_place(self, place: ArchivePlace) -> None:
+        """Raise `ArchiveError` where a place is not the one that this store has used before.
+
+        A file there names the store: a disk that is not mounted has none, and another fleet's
+        folder has another.
+        """
+        field = f"place:{place.url}"
+        known = await self._connection.execute("HGET", self._state, field)
+        if known is None:
+            if MARKER in await place.names():
+                msg = f"archive {place.url} is another fleet's: give this one a folder of its own"
+                raise ArchiveError(msg)
+            await self.note(("HSETNX", self._state, field, f"{_NEW}{secrets.token_hex(16)}"))
+            known = await self._connection.execute("HGET", self._state, field)
+        token = str(known).removeprefix(_NEW)
+        marker = orjson.dumps({"schema": 1, "store": token})
+        if str(known).startswith(_NEW):
+            await place.write(MARKER, marker)
+            await self.note(("HSET", self._state, field, token))
+        try:
+            same = await place.read(MARKER) == marker
+        except ArchiveError as error:
+            if not error.is_missing:
+                raise
+            same = False
+        if not same:
+            msg = f"archive {place.url} lacks this fleet's {MARKER}: is the right disk mounted?"
+            raise ArchiveError(msg)
+
+    async def new_number(self) -> int:
+        """Return a number that no file has had, also where Redis has lost its newest writes."""
+        tenths = milliseconds(await self._connection.now()) // 100
+        last = int(await self._connection.execute("HGET", self._state, "files") or 0)
+        step = max(tenths - last, 1)
+        return int(await self.note(("HINCRBY", self._state, "files", step)))
 
     async def enter(self, file: ArchiveFile) -> None:
         """Enter a file, or what is known of it now."""

@@ -49,10 +49,12 @@ from stepfleet.orchestrator.store.runs.copying import (
 )
 
 log = logging.getLogger(__name__)
-TURN_MS = 180_000
-"""How long others leave the work to a process that is silent: longer than a file takes."""
-BY_HAND_SECONDS, TURN_LOOK_SECONDS = 15.0, 0.1
+TURN_MS, HOLDS = 15_000, 5
+"""How long others leave the work to a process that is silent, and how often it speaks in that."""
+BY_HAND_SECONDS, TURN_LOOK_SECONDS = 20.0, 0.1
 """For how long, and how often, who moves runs by hand looks for the end of another's turn."""
+GATHER_MS = 6 * 3_600_000
+"""How often all ended runs are looked at: processes without the setting enter none."""
 GATHERED = 200
 """Runs whose ends are looked at together: some milliseconds of the process's loop."""
 RUNS = 1_000
@@ -79,8 +81,8 @@ class Archiving(TurnGateway):
         turn = opened.keys.of(keys.ARCHIVE_TURN)
         super().__init__(opened, TURN_MS, lambda _: turn)
         self._all_batches = opened.keys.of(keys.BATCHES)
-        names = (keys.ARCHIVE_FILES, keys.ARCHIVE_BATCHES, keys.ARCHIVE_STATE)
-        self._files, self._due_batches, self._state = map(opened.keys.of, names)
+        names = (keys.ARCHIVE_ORDER, keys.ARCHIVE_BATCHES, keys.ARCHIVE_STATE)
+        self._order, self._due_batches, self._state = map(opened.keys.of, names)
         self._archived = opened.reads.archived
         self._copying = RunCopying(opened.connection, opened.keys)
         self._batches, self._upkeep, self._entries = batches, upkeep, entries
@@ -95,15 +97,30 @@ class Archiving(TurnGateway):
         """
         if not await self.take(""):
             return Archived()
-        try:
-            moved = await self.move_due(self._settings.archive_after)
-        except AgentException as error:
-            await self._note_failure(error)
-            raise
-        else:
+        async with self._held_turn():
+            try:
+                moved = await self.move_due(self._settings.archive_after)
+            except AgentException as error:
+                await self._note_failure(error)
+                raise
             await self._connection.execute("HDEL", self._state, "error", "since")
             return moved
+
+    @asynccontextmanager
+    async def _held_turn(self) -> AsyncIterator[None]:
+        """Hold the turn that was taken, and give it back."""
+
+        async def hold() -> None:
+            while True:
+                await asyncio.sleep(TURN_MS / 1000 / HOLDS)
+                with suppress(AgentException):
+                    await self.hold("")
+
+        holding = asyncio.create_task(hold())
+        try:
+            yield
         finally:
+            holding.cancel()
             with suppress(AgentException):
                 await self.release("")
 
@@ -161,11 +178,8 @@ class Archiving(TurnGateway):
                 msg = "another process moves runs to the archive now; repeat this when it has ended"
                 raise ConflictError(msg)
             await asyncio.sleep(TURN_LOOK_SECONDS)
-        try:
+        async with self._held_turn():
             yield
-        finally:
-            with suppress(AgentException):
-                await self.release("")
 
     async def figures(self) -> ArchiveFigures:
         """Return how full the archive is, what is due, and what is wrong. Raises `StoreError`."""
@@ -174,7 +188,7 @@ class Archiving(TurnGateway):
         shards = [self._keys.aging(shard) for shard in range(self._keys.shards)]
         lists = [*shards, self._due_batches]
         found = await self._connection.execute_all(
-            ("HLEN", self._files),
+            ("ZCARD", self._order),
             ("HGETALL", self._state),
             *(("ZCOUNT", key, "-inf", before) for key in lists),
             *(("ZRANGE", key, 0, 0, "WITHSCORES") for key in lists),
@@ -218,16 +232,17 @@ class Archiving(TurnGateway):
         """
         await self._entries.close_old()
         gathered = await self._connection.execute("HGET", self._state, "gathered")
-        if not gathered:
-            await self.gather()
         now = milliseconds(await self._connection.now())
+        looked = await self._connection.execute("HGET", self._state, "looked")
+        if not gathered or int(looked or 0) < now - GATHER_MS:
+            await self.gather()
+            now = milliseconds(await self._connection.now())
         before, done = now - round(after * 1000), Archived()
         if not gathered or int(gathered) > now - 2000 * LOOK_SECONDS:
             return done  # all clients are to know first that there is an archive
         async for part in self._aged(before, least):
             done += (moved := await self._move(part, None))
             report(moved)
-            await self.hold("")
         for batch_id in await self._connection.execute(
             "ZRANGEBYSCORE", self._due_batches, "-inf", before, "LIMIT", 0, BATCHES
         ):
@@ -249,7 +264,9 @@ class Archiving(TurnGateway):
         for batch_id in await self._connection.execute("ZRANGE", self._all_batches, 0, -1):
             await self._gather_batch(batch_id)
         now = milliseconds(await self._connection.now())
-        await self._entries.note(("HSETNX", self._state, "gathered", now))
+        await self._entries.note(
+            ("HSETNX", self._state, "gathered", now), ("HSET", self._state, "looked", now)
+        )
 
     async def _gather_list(self, shard: int, name: str) -> None:
         aging, place = self._keys.aging(shard), 0
@@ -315,7 +332,6 @@ class Archiving(TurnGateway):
         for some in pages_of(batch_id, manifest.rows, RUNS):
             done += (moved := await self._move(some, batch_id))
             report(moved)
-            await self.hold("")
         if done.left:
             await self._put_off_batch(batch_id)
         elif entered == await self._connection.execute("ZSCORE", self._due_batches, batch_id):
@@ -363,11 +379,12 @@ class Archiving(TurnGateway):
     async def _write(self, runs: Sequence[CopiedRun], batch_id: str | None) -> Archived:
         """Write a file with these runs, and remove them from Redis."""
         place = self._archived.place()
+        await self._entries.check_place(place)
         configs = await self._configs_of(runs)
         pairs = [(one.copy, one.listed) for one in runs]
         segment = await asyncio.to_thread(build, pairs, configs)
         now = await self._connection.now()
-        number = int(await self._entries.note(("HINCRBY", self._state, "files", 1)))
+        number = await self._entries.new_number()
         name = f"{now:%Y%m%dT%H%M%S}-{number}-{secrets.token_hex(4)}{SUFFIX}"
         file = ArchiveFile(
             number=number, name=name, url=place.url, at=milliseconds(now), batch_id=batch_id

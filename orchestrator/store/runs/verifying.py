@@ -33,7 +33,8 @@ async def verified(opened: Opened, report: Callable[[int], None]) -> ArchiveVeri
         if why and not await opened.connection.execute("HEXISTS", entered, file.number):
             continue  # removed meanwhile: its runs were brought back, or purged
         seen.add(file.number)
-        runs, size = (runs, size) if why else (runs + file.runs, size + file.size)
+        if not why:
+            runs, size = runs + await _alone_in(opened, file), size + file.size
         if why:
             damaged[file.number] = ArchiveDamage(
                 file=file.name, url=file.url, why=why, runs=file.runs
@@ -45,6 +46,11 @@ async def verified(opened: Opened, report: Callable[[int], None]) -> ArchiveVeri
         for number, one in damaged.items()
     ]
     return ArchiveVerification(files=len(seen), runs=runs, bytes=size, damaged=tuple(found))
+
+
+async def _alone_in(opened: Opened, file: ArchiveFile) -> int:
+    """Return how many runs of a file are nowhere else."""
+    return sum([len(page) async for page in opened.reads.archived.runs(file)])
 
 
 async def _damage(opened: Opened, file: ArchiveFile) -> str:

@@ -78,7 +78,11 @@ async def test_a_part_is_read_and_a_short_one_is_an_error(place: ArchivePlace) -
 
 
 async def test_a_missing_file_is_told_from_other_trouble(place: ArchivePlace) -> None:
-    """OPS-05: also where the folder is missing."""
+    """OPS-05: a local folder that is missing is other trouble: a disk that is not mounted."""
+    if place.url.startswith("file:"):
+        error = await refusal(place.read("gone"))
+        assert (error.is_missing, "is its disk mounted?" in error.message) == (False, True)
+        await place.write("other", b"x")
     for _ in range(2):
         error = await refusal(place.read("gone", 1, 2))
         assert error.message == f"archive {place.url}: cannot read gone: there is no such file"
@@ -105,7 +109,7 @@ async def test_no_name_leaves_the_folder(name: str) -> None:
         lambda: place.remove(name),
     ]
     for call in calls:
-        with pytest.raises(ValueError, match="is no name of a file"):
+        with pytest.raises(ArchiveError, match="is no name of a file"):
             await call()
 
 

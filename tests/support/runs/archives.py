@@ -16,7 +16,7 @@ from stepfleet.orchestrator.records.archive import Archived
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.archived import ArchiveFile
 from stepfleet.orchestrator.store.batches.batches import run_id_of
-from stepfleet.orchestrator.store.runs.archive_files import DROP_MS
+from stepfleet.orchestrator.store.runs.archive_files import DROP_MS, MARKER
 
 LONG = {"lease": 600.0, "grace": 60}
 
@@ -100,7 +100,7 @@ async def check_files(desk: Bench) -> None:
     """Assert that Redis and the place know the same files, which are whole, in order and good."""
     known, archived = await files(desk), desk.opened.reads.archived
     place = archived.place()
-    assert await place.names() == sorted(one.name for one in known)
+    assert await place.names() == sorted([*(one.name for one in known), MARKER])
     order = await desk.opened.connection.execute("ZRANGE", "sf:{archive}:order", 0, -1)
     assert sorted(order) == sorted(one.member for one in known)
     for file in known:
