@@ -1,5 +1,6 @@
 """Batches and their failures by cause, as a terminal shows them."""
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,9 +20,11 @@ from stepfleet.orchestrator.cli.terminal import (
     usd,
 )
 from stepfleet.orchestrator.client.fleet import AsyncBatch, AsyncFleet
+from stepfleet.orchestrator.errors import ArchiveError
 from stepfleet.orchestrator.records.batch import BatchProgress
 from stepfleet.orchestrator.records.calls.answers import AskCount
 
+log = logging.getLogger(__name__)
 _ID_CHARACTERS = 60
 _AGENT_CHARACTERS = 100
 """A file's lines may name several agents."""
@@ -144,10 +147,15 @@ async def read_status(batch_id: str, fleet: AsyncFleet) -> tuple[BatchProgress, 
 
 
 async def causes_of(batch: AsyncBatch, progress: BatchProgress) -> Failures:
-    """Return the failures of a batch for its summary."""
+    """Return the failures of a batch for its summary; none of an archive that is out of reach."""
     if progress.done == progress.completed:
         return Failures(batch_id=batch.id, not_completed=0, read=0)
-    return await batch.failures(limit=READ)
+    try:
+        return await batch.failures(limit=READ)
+    except ArchiveError as error:
+        log.warning("why runs failed cannot be read: %s", error.message)
+        left = progress.done - progress.completed
+        return Failures(batch_id=batch.id, not_completed=left, read=0)
 
 
 def command(failures: Failures, group: FailureGroup) -> str:

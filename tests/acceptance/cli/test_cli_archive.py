@@ -76,7 +76,7 @@ def test_files_that_are_cut_or_missing_are_named_with_their_runs(
         for _ in range(3):
             runs = ended(fleet, 2)
             assert stepfleet("archive", "--older-than", "0").returncode == 0
-            new = {one.name for one in (tmp_path / "archive").iterdir()} - groups.keys()
+            new = {one.name for one in (tmp_path / "archive").glob("*.zst")} - groups.keys()
             groups[new.pop()] = runs
         whole = stepfleet("archive", "--verify")
         assert whole.returncode == 0
@@ -123,7 +123,27 @@ def test_a_keeper_moves_a_batch_that_is_brought_back_whole(
         assert stepfleet("archive", "--restore", batch.id).stdout == "2 runs brought back\n"
         assert "nothing to bring back" in stepfleet("archive", "--restore", batch.id).stdout
         assert len(stepfleet("results", batch.id).stdout.splitlines()) == 3
-        assert not list((tmp_path / "archive").iterdir())
+
+
+def test_a_batchs_counts_are_shown_while_its_archive_is_away(
+    redis_url: str, stepfleet: CommandLine, tmp_path: Path
+) -> None:
+    """OPS-05: what Redis has is shown; why runs failed is in files that cannot be read now."""
+    with Fleet(redis_url) as fleet:
+        batch = fleet.submit_batch([{"id": "one", "input": "question"}], AGENT)
+        batch.cancel()
+        wait_until(lambda: _moves(stepfleet), within=60, what="the batch in the archive")
+        (tmp_path / "archive").rename(tmp_path / "away")
+        shown = stepfleet("status", batch.id)
+    assert "cancelled" in shown.stdout
+    assert "why runs failed cannot be read: archive file:///" in shown.stderr
+    assert "is its disk mounted?" in shown.stderr
+
+
+def _moves(stepfleet: CommandLine) -> bool:
+    """Move what is due; return whether something is in the archive."""
+    stepfleet("archive", "--older-than", "0")
+    return bool(orjson.loads(stepfleet("archive", "--state", "--json").stdout)["runs"])
 
 
 def test_what_makes_no_sense_is_refused_with_its_fix(
