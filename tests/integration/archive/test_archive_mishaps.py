@@ -17,6 +17,7 @@ from support.runs.archives import (
 )
 
 from stepfleet.orchestrator.errors import ArchiveError, ConfigurationError
+from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.archived import ArchivedRuns
 from stepfleet.orchestrator.store.batches.batches import run_id_of
@@ -187,6 +188,36 @@ async def test_runs_that_nobody_entered_are_found_by_a_later_look(
         assert (await move(desk)).runs == 1
 
 
+async def test_copies_of_a_process_that_died_are_counted_once(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with archive(redis_url, tmp_path) as (desk, fleet):
+        await ended(desk)
+
+        async def dies(*_: Any) -> None:
+            raise ArchiveError("gone")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(desk.opened.archiving, "_remove", dies)
+            with pytest.raises(ArchiveError, match="gone"):
+                await move(desk)
+        assert (await move(desk)).runs == 1
+        found = await fleet.archive.verify()
+        assert (found.files, found.runs, found.damaged) == (2, 1, ())
+
+
+async def test_who_waits_for_an_archived_run_learns_that_it_has_ended(
+    redis_url: str, tmp_path: Path
+) -> None:
+    """As a call of a run that is retried, whose sub-agent's run ended long ago."""
+    async with archive(redis_url, tmp_path) as (desk, _):
+        well, badly = await ended(desk), await ended(desk, well=False)
+        await move(desk)
+        call = Work(await desk.create(batch=""), 1, 0)
+        follow = desk.opened.links.follow
+        assert [await follow(one, call) for one in (well, badly)] == ["completed", "failed"]
+
+
 async def test_a_batch_that_ends_anew_while_it_moves_is_due_again(
     redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,3 +246,25 @@ async def test_a_batch_that_ends_anew_while_it_moves_is_due_again(
             "at last",
             "answer 2",
         }
+
+
+async def test_a_batch_that_ends_anew_before_it_is_copied_is_due_again(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with archive(redis_url, tmp_path, archive_after=0) as (desk, fleet):
+        batch = await ended_batch(desk, fleet, 2, failing=[1])
+        keep = desk.opened.upkeep.keep
+
+        async def kept(batch_id: str) -> None:
+            await keep(batch_id)
+            await fleet.runs.retry(run_id_of(batch.id, 1))
+            await end(desk, run_id_of(batch.id, 1), "at last")
+            await desk.keep_up()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(desk.opened.upkeep, "keep", kept)
+            assert (await desk.opened.archiving.move_batch(batch.id)).runs == 2
+        count = ("ZCARD", "sf:{archive}:batches")
+        assert await desk.opened.connection.execute(*count) == 1
+        assert (await move(desk)).runs == 0
+        assert await desk.opened.connection.execute(*count) == 0
