@@ -21,6 +21,7 @@ from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.archived import ArchivedRuns
 from stepfleet.orchestrator.store.batches.batches import run_id_of
+from stepfleet.orchestrator.store.pace import SweepPace
 from stepfleet.orchestrator.store.runs import archiving
 from stepfleet.orchestrator.store.store import open_store
 
@@ -268,3 +269,39 @@ async def test_a_batch_that_ends_anew_before_it_is_copied_is_due_again(
         assert await desk.opened.connection.execute(*count) == 1
         assert (await move(desk)).runs == 0
         assert await desk.opened.connection.execute(*count) == 0
+
+
+async def test_a_run_of_a_batch_whose_end_others_are_to_learn_goes_later(
+    redis_url: str, tmp_path: Path
+) -> None:
+    async with archive(redis_url, tmp_path) as (desk, fleet):
+        batch = await ended_batch(desk, fleet, 2)
+        owing, execute = run_id_of(batch.id, 1), desk.opened.connection.execute
+        key = desk.opened.keys.run(owing)
+        await execute("HSET", key, "returns", "1")
+        await execute("SADD", f"{key}:returns", "0 0 another")
+        moved = await move(desk)
+        assert (moved.runs, moved.left) == (1, 1)
+        await execute("DEL", f"{key}:returns")
+        await execute("ZADD", "sf:{archive}:batches", "XX", 1, batch.id)  # ten minutes later
+        assert (await move(desk)).runs == 1
+        assert not await in_redis(desk, [*batch.run_ids()])
+
+
+async def test_a_file_whose_removals_were_not_answered_stays(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPS-05: Redis removes runs and its replies are lost; repeated, it says that they are gone."""
+    async with archive(redis_url, tmp_path) as (desk, fleet):
+        run_ids = [await ended(desk) for _ in range(3)]
+        send = SweepPace.send
+
+        async def repeated(self: SweepPace, calls: Any, items: int | None = None) -> list[Any]:
+            await send(self, calls, items)
+            return await send(self, calls, items)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SweepPace, "send", repeated)
+            assert (await move(desk)).runs == 3
+        assert len(await files(desk)) == 1
+        assert all([(await fleet.runs.result(one)).success for one in run_ids])
