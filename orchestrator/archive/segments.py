@@ -183,9 +183,21 @@ def read_index(data: bytes) -> SegmentIndex:
         names = found["names"]
         runs = [ArchivedEntry(**dict(zip(names, one, strict=True))) for one in found["index"]]
         frames = [(int(at), int(length)) for at, length in found["frames"]]
+        _check_places(frames, runs)
         return SegmentIndex(frames, runs, found["configs"])
     except (ValueError, LookupError, TypeError, zstandard.ZstdError) as error:
         raise SerializationError(f"its index cannot be read: {error}") from None
+
+
+def _check_places(frames: Sequence[tuple[int, int]], runs: Sequence[ArchivedEntry]) -> None:
+    end = 0
+    for at, length in frames:
+        if at != end or length <= 0:
+            raise ValueError("its parts do not lie side by side")
+        end = at + length
+    for one in runs:
+        if not (isinstance(one.created, int) and one.frame in range(len(frames))):
+            raise ValueError(f"run {one.run_id} is in none of its parts")
 
 
 def frame_bytes(data: bytes) -> int:

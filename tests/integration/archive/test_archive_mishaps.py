@@ -15,8 +15,10 @@ from support.runs.archives import (
     in_redis,
     move,
 )
+from zstandard import ZstdCompressor
 
-from stepfleet.orchestrator.errors import ArchiveError, ConfigurationError
+from stepfleet.orchestrator.archive.segments import ArchivedEntry, SegmentIndex, read_index
+from stepfleet.orchestrator.errors import ArchiveError, ConfigurationError, SerializationError
 from stepfleet.orchestrator.protocol.claim import Work
 from stepfleet.orchestrator.settings.settings import load_settings
 from stepfleet.orchestrator.store.archived import ArchivedRuns
@@ -305,3 +307,25 @@ async def test_a_file_whose_removals_were_not_answered_stays(
             assert (await move(desk)).runs == 3
         assert len(await files(desk)) == 1
         assert all([(await fleet.runs.result(one)).success for one in run_ids])
+
+
+@pytest.mark.parametrize(
+    ("frames", "frame", "told"),
+    [
+        ([(0, 10), (10, 5)], 1, None),
+        ([(0, 10), (11, 5)], 1, "its parts do not lie side by side"),
+        ([(0, 10), (10, -5)], 1, "its parts do not lie side by side"),
+        ([(0, 10), (10, 5)], 2, "run one is in none of its parts"),
+        ([(0, 10), (10, 5)], -1, "run one is in none of its parts"),
+    ],
+)
+def test_an_index_that_contradicts_itself_is_damaged(
+    frames: list[tuple[int, int]], frame: int, told: str | None
+) -> None:
+    entry = ArchivedEntry("one", frame, 5, "completed", "agent")
+    data = ZstdCompressor().compress(SegmentIndex(frames, [entry], {}).stored())
+    if told is None:
+        assert read_index(data).runs == [entry]
+        return
+    with pytest.raises(SerializationError, match=told):
+        read_index(data)
