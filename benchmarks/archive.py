@@ -29,7 +29,6 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -121,7 +120,7 @@ async def _archive(settings: Settings) -> dict[str, Any]:
     watching.cancel()
     await store.aclose()
     return {
-        **asdict(moved),
+        **moved.to_dict(),
         "seconds": seconds,
         "cpu": used,
         "per_second": moved.runs / seconds,

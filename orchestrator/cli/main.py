@@ -58,7 +58,7 @@ GROUPS = {
         "scale": ("scale", "Show how many workers there should be."),
         "schedule": ("schedules", "Batches that are submitted again and again."),
         "cache": ("operate", "Inspect and clear the response cache."),
-        "archive": ("archive", "Move ended runs to files, bring them back, verify the files."),
+        "archive": ("archive", "Move ended runs that are due from Redis to the archive."),
         "audit": ("audit", "Show who changed what, from where."),
     },
 }
